@@ -1,0 +1,10 @@
+# The CPU backend: reference ops, and one file per instruction set compiled with its own flags.
+file(GLOB ef_cpu_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/backend/cpu/*.cpp)
+if(ef_cpu_sources)
+  add_library(ef_backend_cpu STATIC ${ef_cpu_sources})
+  target_link_libraries(ef_backend_cpu PUBLIC ef_backend)
+  target_compile_options(ef_backend_cpu PRIVATE -O3)
+else()
+  add_library(ef_backend_cpu INTERFACE)
+  target_link_libraries(ef_backend_cpu INTERFACE ef_backend)
+endif()

@@ -1,0 +1,57 @@
+#include "expertflow/base/io.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "expertflow/base/errors.h"
+
+namespace ef {
+
+FileSource::FileSource(const std::filesystem::path& path) : name_(path.string()) {
+  fd_ = ::open(name_.c_str(), O_RDONLY | O_CLOEXEC);
+  EF_CHECK(fd_ >= 0, ModelError, "{}: cannot open: {}", name_, std::strerror(errno));
+  struct stat st {};
+  if (::fstat(fd_, &st) != 0 || !S_ISREG(st.st_mode)) {
+    ::close(fd_);
+    fail<ModelError>("{}: expected a regular file", name_);
+  }
+  size_ = uint64_t(st.st_size);
+}
+
+FileSource::~FileSource() { ::close(fd_); }
+
+void FileSource::read(uint64_t offset, std::span<std::byte> out) const {
+  size_t done = 0;
+  while (done < out.size()) {
+    ssize_t n = ::pread(fd_, out.data() + done, out.size() - done, off_t(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    EF_CHECK(n >= 0, DeviceError, "{}: reading {} bytes at offset {} failed: {}", name_, out.size(), offset,
+             std::strerror(errno));
+    EF_CHECK(n != 0, DeviceError, "{}: short read at offset {}: expected {} bytes, found {} (file has {})", name_, offset,
+             out.size(), done, size_);
+    done += size_t(n);
+  }
+}
+
+MemorySource::MemorySource(std::string name, std::span<const std::byte> bytes) : name_(std::move(name)), bytes_(bytes) {}
+
+void MemorySource::read(uint64_t offset, std::span<std::byte> out) const {
+  EF_CHECK(offset <= bytes_.size() && out.size() <= bytes_.size() - offset, DeviceError,
+           "{}: short read at offset {}: expected {} bytes, found {}", name_, offset, out.size(),
+           offset < bytes_.size() ? bytes_.size() - offset : 0);
+  if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
+}
+
+std::string read_text_file(const std::filesystem::path& path, uint64_t max_bytes) {
+  FileSource file(path);
+  EF_CHECK(file.size() <= max_bytes, ModelError, "{}: expected at most {} bytes, found {}", file.name(), max_bytes, file.size());
+  std::string text(file.size(), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+}  // namespace ef

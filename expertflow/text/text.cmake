@@ -1,0 +1,6 @@
+# Tokenizers, templates, samplers: depends on base alone, so it stands beside the model ladder.
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+find_path(UTF8PROC_INCLUDE utf8proc.h REQUIRED)
+find_library(UTF8PROC_LIB utf8proc REQUIRED)
+ef_layer(text DEPS ef_base LIBS PkgConfig::PCRE2 ${UTF8PROC_LIB})

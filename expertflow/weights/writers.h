@@ -1,0 +1,33 @@
+// Writing checkpoints tensor by tensor in bounded memory. Sizes are declared first, data streamed after, in declared order.
+#pragma once
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "expertflow/weights/gguf.h"
+#include "expertflow/weights/tensor_directory.h"
+
+namespace ef {
+
+/// Common face of both writers: declare every tensor, then write each one's bytes in pieces, then finish.
+class CheckpointWriter {
+ public:
+  virtual ~CheckpointWriter() = default;
+  /// Declares a tensor (name, format, row-major shape). Before the first write.
+  virtual void declare(const std::string& name, Format format, const std::vector<int64_t>& shape) = 0;
+  /// Appends bytes to the tensor being written; tensors come in the order of declaration, each complete before the next.
+  virtual void write(std::span<const std::byte> bytes) = 0;
+  /// Checks that every declared byte was written, syncs, and makes the file visible (written under a temporary name, renamed).
+  virtual void finish() = 0;
+};
+
+/// One GGUF v3 file with the given metadata (general.alignment honoured).
+std::unique_ptr<CheckpointWriter> make_gguf_writer(const std::filesystem::path& file, const GgufMetadata& metadata);
+/// model.safetensors, or shards of at most shard_bytes with model.safetensors.index.json.
+std::unique_ptr<CheckpointWriter> make_safetensors_writer(const std::filesystem::path& folder, uint64_t shard_bytes = 5ull << 30);
+
+}  // namespace ef

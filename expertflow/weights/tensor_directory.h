@@ -1,6 +1,7 @@
 // Where the bytes of a checkpoint are: names, formats, shapes, files, offsets. Built from headers alone; no weight is read.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>

@@ -1,0 +1,17 @@
+# Unpacks tests/fixtures.tar.xz to ${CMAKE_BINARY_DIR}/fixtures, again only when the archive's content has changed.
+function(ef_unpack_fixtures archive directory)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${archive})
+  file(SHA256 ${archive} hash)
+  set(stamp ${directory}/.archive-sha256)
+  if(EXISTS ${stamp})
+    file(READ ${stamp} unpacked)
+    if(unpacked STREQUAL hash)
+      return()
+    endif()
+  endif()
+  message(STATUS "Unpacking ${archive}")
+  # A half unpacked folder never carries the stamp: it is written last.
+  file(REMOVE_RECURSE ${directory})
+  file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${directory})
+  file(WRITE ${stamp} ${hash})
+endfunction()

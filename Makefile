@@ -1,0 +1,88 @@
+# Verbs for people. The build itself is CMake's (CMakePresets.json); each verb is the line that one would type.
+#   make help
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+CMAKE_FLAGS ?=
+CTEST_FLAGS ?=
+CLANG_FORMAT ?= $(shell command -v clang-format-14 || echo clang-format)
+CLANG_TIDY ?= $(shell command -v clang-tidy-14 || echo clang-tidy)
+
+# Test folders whose code starts threads.
+THREADED := base cache engine
+empty :=
+space := $(empty) $(empty)
+
+BIN := build/release/bin/expertflow
+DEMO_MODEL := models/demo/demo-Q5_K_M.gguf
+DEMO_PROMPT ?= Once upon a time there was a little girl who lived near the forest.
+SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
+
+.DEFAULT_GOAL := release
+.PHONY: help bootstrap release demo test unit debug tsan sanitizers format format-check lint clean \
+        tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers
+
+help: ## This list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+release: ## Library and command line tool, optimised (the default)
+	@command -v cmake >/dev/null || { echo "cmake is missing: run 'make bootstrap' first" >&2; exit 1; }
+	cmake --preset release $(CMAKE_FLAGS)
+	cmake --build --preset release -j $(JOBS) --target expertflow_cli
+
+bootstrap: ## Install the missing packages (Debian, Ubuntu)
+	@scripts/bootstrap.sh
+
+demo: bootstrap ## Run the bundled model with 40 % of its experts in memory
+	@$(MAKE) --no-print-directory release
+	$(BIN) run -m $(DEMO_MODEL) --expert-memory 40% -n 96 -p "$(DEMO_PROMPT)"
+
+test: bootstrap ## Build everything, run every test
+	@$(MAKE) --no-print-directory unit
+
+unit: ## The same without looking for packages
+	cmake --preset release $(CMAKE_FLAGS)
+	cmake --build --preset release -j $(JOBS)
+	ctest --preset release -j $(JOBS) $(CTEST_FLAGS)
+
+debug: ## Tests under the address and undefined behaviour sanitizers, slots poisoned
+	cmake --preset debug $(CMAKE_FLAGS)
+	cmake --build --preset debug -j $(JOBS)
+	ctest --preset debug -j $(JOBS) $(CTEST_FLAGS)
+
+tsan: ## Tests under the thread sanitizer
+	cmake --preset tsan $(CMAKE_FLAGS)
+	scripts/fixed-addresses.sh cmake --build --preset tsan -j $(JOBS)
+	scripts/fixed-addresses.sh ctest --preset tsan -j $(JOBS) $(CTEST_FLAGS)
+
+tsan-threaded: ## The thread sanitizer on the suites that use threads
+	cmake --preset tsan $(CMAKE_FLAGS)
+	scripts/fixed-addresses.sh cmake --build --preset tsan -j $(JOBS) $(addprefix --target test_,$(THREADED))
+	scripts/fixed-addresses.sh ctest --preset tsan -j $(JOBS) -L '^($(subst $(space),|,$(THREADED)))$$' $(CTEST_FLAGS)
+
+sanitizers: debug tsan ## Both
+
+format: ## Format the sources in place
+	@$(CLANG_FORMAT) --version | grep -q ' 14\.' || { echo "clang-format 14 is needed: scripts/bootstrap.sh --dev" >&2; exit 1; }
+	$(CLANG_FORMAT) -i $(SOURCES)
+
+format-check: ## Say which sources are not formatted
+	@$(CLANG_FORMAT) --version | grep -q ' 14\.' || { echo "clang-format 14 is needed: scripts/bootstrap.sh --dev" >&2; exit 1; }
+	@$(CLANG_FORMAT) --dry-run -Werror $(SOURCES) && echo "format: all sources are formatted"
+
+lint: ## clang-tidy: naming rules and likely bugs
+	cmake --preset release $(CMAKE_FLAGS)
+	@git ls-files 'expertflow/*.cpp' 'apps/*.cpp' | xargs -P $(JOBS) -n 1 $(CLANG_TIDY) -p build/release --quiet
+
+bar-fixtures: ## Every checkpoint of the fixtures: logits, routing, greedy tokens
+	@bench/bars/fixtures.sh
+
+bar-demo: ## The bundled model against its golden files
+	@bench/bars/demo.sh
+
+bar-memory: ## Peak memory against the budget
+	@bench/bars/memory.sh
+
+bar-sanitizers: ## No finding of any sanitizer in the whole suite
+	@bench/bars/sanitizers.sh
+
+clean: ## Remove the build folder
+	rm -rf build

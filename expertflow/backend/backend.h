@@ -1,0 +1,243 @@
+// One Backend object per device: memory, streams, events, asynchronous copies, and the ops that the forward pass is made of.
+// Pointers in op arguments are in the backend's memory. Shapes are row-major, outermost first; floats are float32 unless a
+// MatrixView says otherwise. Ops are queued on a stream; the CPU backend has finished when the call returns.
+// Contract (tests/contract/): a row's result does not depend on the other rows of the call.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "expertflow/base/ids.h"
+#include "expertflow/quant/formats.h"
+
+namespace ef {
+
+class Backend;
+
+/// Owned backend memory, 64-byte aligned at least. Move-only.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Backend* backend, std::byte* data, uint64_t size) : backend_(backend), data_(data), size_(size) {}
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+  std::byte* data() const { return data_; }
+  template <class T>
+  T* as() const { return reinterpret_cast<T*>(data_); }
+  uint64_t size() const { return size_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  Backend* backend_ = nullptr;
+  std::byte* data_ = nullptr;
+  uint64_t size_ = 0;
+};
+
+/// An ordered queue of work on a device.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual void synchronize() = 0;
+};
+
+enum class NormKind : uint8_t { kRms, kLayer };
+/// rows x width; weight and bias [width] (bias may be null). out may be x.
+struct NormArgs {
+  NormKind kind = NormKind::kRms;
+  int64_t rows = 0, width = 0;
+  float eps = 1e-6f;
+  const float* weight = nullptr;
+  const float* bias = nullptr;
+  const float* x = nullptr;
+  float* out = nullptr;
+};
+
+/// out[rows, w.rows] = x[rows, w.cols] * w^T + bias.
+struct LinearArgs {
+  MatrixView w;
+  const float* bias = nullptr;  ///< [w.rows] or null
+  int64_t rows = 0;
+  const float* x = nullptr;
+  float* out = nullptr;
+};
+
+/// Per head: out[rows, heads, n] = x[rows, heads, k] * w_h^T with w = heads matrices [n, k] stacked along rows.
+struct HeadLinearArgs {
+  MatrixView w;  ///< [heads * n, k]
+  int64_t rows = 0;
+  int heads = 0;
+  const float* x = nullptr;
+  int64_t x_row_stride = 0, x_head_stride = 0;      ///< in floats
+  float* out = nullptr;
+  int64_t out_row_stride = 0, out_head_stride = 0;  ///< in floats
+};
+
+/// Rotates dims [offset, offset + rotary) of every head of x[rows, heads, head_dim] in place.
+/// Pairs are (i, i + rotary/2), or (2i, 2i + 1) when interleaved. cos, sin: [rows, rotary/2], magnitude scaling included.
+struct RopeArgs {
+  int64_t rows = 0;
+  int heads = 0, head_dim = 0, offset = 0, rotary = 0;
+  int64_t row_stride = 0;  ///< floats from one row to the next
+  bool interleaved = false;
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  float* x = nullptr;
+};
+
+enum class KvType : uint8_t { kF32, kF16, kBF16 };
+inline int kv_type_bytes(KvType t) { return t == KvType::kF32 ? 4 : 2; }
+
+/// One layer's share of the block pool. K: [blocks, block_tokens, kv_heads, k_dim]; V likewise with v_dim.
+/// Latent layouts keep no V: the value is the first v_dim elements of the key (v is null).
+struct KvView {
+  KvType type = KvType::kF32;
+  int block_tokens = 0, kv_heads = 0, k_dim = 0, v_dim = 0;
+  std::byte* k = nullptr;
+  std::byte* v = nullptr;
+};
+
+/// Rows of a ragged batch: prefill chunks and decode rows of several sequences, each row a token.
+struct BatchView {
+  int64_t rows = 0;
+  const int32_t* position = nullptr;  ///< [rows] index of the token in its sequence
+  const int32_t* sequence = nullptr;  ///< [rows] row of block_table
+  const int32_t* block_table = nullptr;  ///< [sequences, max_blocks] block ids; -1 for blocks released behind a window
+  int max_blocks = 0;
+};
+
+/// Writes keys and values of the batch's rows to their places. k: [rows, kv_heads, k_dim], v: [rows, kv_heads, v_dim] or null.
+struct StoreKvArgs {
+  KvView kv;
+  BatchView batch;
+  const float* k = nullptr;
+  const float* v = nullptr;
+};
+
+/// out[rows, heads, v_dim] = softmax(scale * q k^T, sinks) v over the cached positions p with p <= position and, if window > 0,
+/// p > position - window. sinks[heads]: an extra logit a head, without a value (gpt-oss).
+struct AttentionArgs {
+  KvView kv;
+  BatchView batch;
+  int heads = 0;
+  int window = 0;
+  float scale = 1.f;
+  const float* sinks = nullptr;
+  const float* q = nullptr;  ///< [rows, heads, k_dim]
+  float* out = nullptr;
+};
+
+enum class RouterScore : uint8_t {
+  kSoftmax,           ///< softmax over all experts, then top-k
+  kSigmoid,           ///< sigmoid scores, a bias may select (DeepSeek-V3, GLM-4-MoE)
+  kSoftmaxAfterTopK,  ///< top-k of the logits, softmax over the chosen (gpt-oss, Granite)
+  kSparsemixer        ///< Phi-MoE: two masked argmax rounds, see model/ for the formula
+};
+enum class GroupScore : uint8_t { kMax, kSumOfTop2 };
+/// Chooses top_k of experts for every row. ids and weights in routing-rank order (best first; ties: lower id first).
+/// The selection bias decides, it never enters the weights.
+struct RouterArgs {
+  RouterScore score = RouterScore::kSoftmax;
+  int64_t rows = 0;
+  int experts = 0, top_k = 0;
+  const float* logits = nullptr;          ///< [rows, experts], router bias included
+  const float* selection_bias = nullptr;  ///< [experts] or null
+  int groups = 1, top_groups = 1;         ///< group-limited routing if groups > 1: experts outside the best groups are masked with -inf
+  GroupScore group_score = GroupScore::kMax;
+  bool renormalise = false;               ///< weights divided by their sum (plus renormalise_eps)
+  float renormalise_eps = 0.f;
+  float scale = 1.f;                      ///< factor on the weights, after renormalisation
+  float jitter_eps = 0.01f;               ///< sparsemixer's threshold (router_jitter_noise)
+  int32_t* ids = nullptr;                 ///< [rows, top_k]
+  float* weights = nullptr;               ///< [rows, top_k]
+};
+
+enum class ActivationKind : uint8_t {
+  kSilu,    ///< silu(gate) * up
+  kGelu,    ///< gelu_erf(gate) * up
+  kGeluTanh,
+  kClampedSwiglu  ///< gpt-oss: g = min(gate, limit), u = clamp(up, +-limit): (u + 1) * g * sigmoid(alpha * g)
+};
+struct Activation {
+  ActivationKind kind = ActivationKind::kSilu;
+  float alpha = 1.702f, limit = 7.f;  ///< kClampedSwiglu
+};
+/// out[n] = act(gate[n], up[n]); out may be gate.
+struct ActivationArgs {
+  Activation activation;
+  int64_t n = 0;
+  const float* gate = nullptr;
+  const float* up = nullptr;
+  float* out = nullptr;
+};
+
+/// An expert's weights where they lie (a slot): gate and up [ffn, hidden], down [hidden, ffn]; biases may be null.
+struct ExpertView {
+  MatrixView gate, up, down;
+  const float* gate_bias = nullptr;
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;
+};
+/// The assignments that one expert serves. Assignment a = row * top_k + rank.
+struct ExpertGroup {
+  ExpertView expert;
+  std::span<const int32_t> assignments;
+};
+/// out[a] = down(act(gate(x[a / top_k]), up(x[a / top_k]))) for every assignment of every group; other rows of out untouched.
+struct ExpertsArgs {
+  Activation activation;
+  int64_t hidden = 0, ffn = 0;
+  int top_k = 0;
+  std::span<const ExpertGroup> groups;
+  const float* x = nullptr;  ///< [rows, hidden]
+  float* out = nullptr;      ///< [rows * top_k, hidden]
+};
+/// out[row] = sum over ranks, in rank order, of weights[row, rank] * expert_out[row * top_k + rank].
+struct CombineArgs {
+  int64_t rows = 0, hidden = 0;
+  int top_k = 0;
+  const float* expert_out = nullptr;
+  const float* weights = nullptr;
+  float* out = nullptr;
+};
+
+enum class Op : uint8_t {
+  kEmbed, kNorm, kLinear, kHeadLinear, kRope, kStoreKv, kAttention, kRoute, kActivation, kExperts, kCombine, kAddScaled, kGatedAdd, kScale
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;  ///< "cpu", "cuda:0"
+  virtual std::string description() const = 0;  ///< for logs: instruction set and threads, or the device's name
+  /// Refused at load, not in the loop: an op on a format that this returns false for.
+  virtual bool supports(Op op, Format format) const = 0;
+
+  virtual Buffer allocate(uint64_t bytes) = 0;  ///< throws DeviceError with the sizes
+  virtual void release(std::byte* data, uint64_t size) noexcept = 0;
+  virtual std::unique_ptr<Stream> make_stream() = 0;
+  virtual void copy_to_device(void* device, const void* host, uint64_t bytes, Stream& stream) = 0;
+  virtual void copy_to_host(void* host, const void* device, uint64_t bytes, Stream& stream) = 0;
+
+  /// out[n, table.cols] = scale * table[ids[i]]
+  virtual void embed(Stream&, const MatrixView& table, std::span<const TokenId> ids, float scale, float* out) = 0;
+  virtual void norm(Stream&, const NormArgs&) = 0;
+  virtual void linear(Stream&, const LinearArgs&) = 0;
+  virtual void head_linear(Stream&, const HeadLinearArgs&) = 0;
+  virtual void rope(Stream&, const RopeArgs&) = 0;
+  virtual void store_kv(Stream&, const StoreKvArgs&) = 0;
+  virtual void attention(Stream&, const AttentionArgs&) = 0;
+  virtual void route(Stream&, const RouterArgs&) = 0;
+  virtual void activation(Stream&, const ActivationArgs&) = 0;
+  virtual void experts(Stream&, const ExpertsArgs&) = 0;
+  virtual void combine(Stream&, const CombineArgs&) = 0;
+  virtual void add_scaled(Stream&, float* x, const float* y, float scale, int64_t n) = 0;  ///< x += scale * y
+  /// x[row] += sigmoid(gate[row]) * y[row]  (Qwen2-MoE's shared expert)
+  virtual void gated_add(Stream&, float* x, const float* y, const float* gate, int64_t rows, int64_t width) = 0;
+  virtual void scale(Stream&, float* x, float factor, int64_t n) = 0;
+};
+
+}  // namespace ef

@@ -6,10 +6,8 @@ CTEST_FLAGS ?=
 CLANG_FORMAT ?= $(shell command -v clang-format-14 || echo clang-format)
 CLANG_TIDY ?= $(shell command -v clang-tidy-14 || echo clang-tidy)
 
-# Test folders whose code starts threads.
-THREADED := base cache engine
-empty :=
-space := $(empty) $(empty)
+# Test folders whose code starts threads (the target threaded_tests of tests/CMakeLists.txt builds them).
+THREADED := base|cache|engine
 
 BIN := build/release/bin/expertflow
 DEMO_MODEL := models/demo/demo-Q5_K_M.gguf
@@ -55,8 +53,8 @@ tsan: ## Tests under the thread sanitizer
 
 tsan-threaded: ## The thread sanitizer on the suites that use threads
 	cmake --preset tsan $(CMAKE_FLAGS)
-	scripts/fixed-addresses.sh cmake --build --preset tsan -j $(JOBS) $(addprefix --target test_,$(THREADED))
-	scripts/fixed-addresses.sh ctest --preset tsan -j $(JOBS) -L '^($(subst $(space),|,$(THREADED)))$$' $(CTEST_FLAGS)
+	scripts/fixed-addresses.sh cmake --build --preset tsan -j $(JOBS) --target threaded_tests
+	scripts/fixed-addresses.sh ctest --preset tsan -j $(JOBS) -L '^($(THREADED))$$' $(CTEST_FLAGS)
 
 sanitizers: debug tsan ## Both
 

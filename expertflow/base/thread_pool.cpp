@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -27,7 +28,7 @@ double cgroup_cpu_quota() {
 int available_processors() {
   cpu_set_t set;
   int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : int(std::thread::hardware_concurrency());
-  if (double quota = cgroup_cpu_quota(); quota > 0) n = std::min(n, std::max(1, int(quota + 0.5)));
+  if (double quota = cgroup_cpu_quota(); quota > 0) n = std::min(n, std::max(1, int(std::lround(quota))));
   return std::max(1, n);
 }
 

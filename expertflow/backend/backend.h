@@ -205,7 +205,7 @@ struct CombineArgs {
 };
 
 enum class Op : uint8_t {
-  kEmbed, kNorm, kLinear, kHeadLinear, kRope, kStoreKv, kAttention, kRoute, kActivation, kExperts, kCombine, kAddScaled, kGatedAdd, kScale
+  kEmbed, kNorm, kLinear, kHeadLinear, kRope, kStoreKv, kAttention, kRoute, kActivation, kExperts, kCombine, kAddScaled, kGatedAdd, kScale, kClamp, kCopy2d
 };
 
 class Backend {
@@ -238,6 +238,9 @@ class Backend {
   /// x[row] += sigmoid(gate[row]) * y[row]  (Qwen2-MoE's shared expert)
   virtual void gated_add(Stream&, float* x, const float* y, const float* gate, int64_t rows, int64_t width) = 0;
   virtual void scale(Stream&, float* x, float factor, int64_t n) = 0;
+  virtual void clamp(Stream&, float* x, float low, float high, int64_t n) = 0;
+  /// dst[r * dst_stride + i] = src[r * src_stride + i] for r < rows, i < width (strides in floats)
+  virtual void copy_2d(Stream&, float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t width, int64_t rows) = 0;
 };
 
 }  // namespace ef

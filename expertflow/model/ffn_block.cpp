@@ -1,0 +1,65 @@
+#include "expertflow/model/blocks.h"
+
+namespace ef {
+
+namespace {
+
+void dense_ffn(StepContext& c, const MatrixView& gate, const MatrixView& up, const MatrixView& down, int64_t rows,
+               float* out) {
+  State& st = c.state;
+  c.backend.linear(c.stream, {gate, nullptr, rows, st.normed, st.ffn_gate});
+  c.backend.linear(c.stream, {up, nullptr, rows, st.normed, st.ffn_up});
+  // Shared experts and dense layers of all families here use plain SwiGLU; the clamped one belongs to gpt-oss, which
+  // has neither.
+  c.backend.activation(c.stream, {c.model.config.activation, rows * gate.rows, st.ffn_gate, st.ffn_up, st.ffn_gate});
+  c.backend.linear(c.stream, {down, nullptr, rows, st.ffn_gate, out});
+}
+
+void route(StepContext& c, const LayerWeights& w, int64_t rows) {
+  State& st = c.state;
+  const RouterConfig& r = c.model.config.router;
+  c.backend.linear(c.stream, {w.router, w.router_bias, rows, st.normed, st.router_logits});
+  RouterArgs args;
+  args.score = r.score;
+  args.rows = rows;
+  args.experts = r.experts, args.top_k = r.top_k;
+  args.logits = st.router_logits, args.selection_bias = w.selection_bias;
+  args.groups = r.groups, args.top_groups = r.top_groups, args.group_score = r.group_score;
+  args.renormalise = r.renormalise, args.renormalise_eps = r.renormalise_eps, args.scale = r.scale;
+  args.jitter_eps = r.jitter_eps;
+  args.ids = st.router_ids, args.weights = st.router_weights;
+  c.backend.route(c.stream, args);
+}
+
+void moe(StepContext& c, LayerId layer, const LayerWeights& w, int64_t rows) {
+  State& st = c.state;
+  const Config& config = c.model.config;
+  route(c, w, rows);
+  const RoutingView routing{rows, config.router.top_k, st.router_ids, st.router_weights};
+  if (c.observer) c.observer->on_routing(layer, st.normed, st.router_logits, routing);
+  c.experts.run(layer, st.normed, routing, st.block_out, c.stream);
+  if (config.shared_ffn == 0) return;
+  dense_ffn(c, w.shared_gate, w.shared_up, w.shared_down, rows, st.shared_out);
+  if (config.shared_gate) {
+    c.backend.linear(c.stream, {w.shared_expert_gate, nullptr, rows, st.normed, st.shared_scale});
+    c.backend.gated_add(c.stream, st.block_out, st.shared_out, st.shared_scale, rows, config.hidden);
+  } else {
+    c.backend.add_scaled(c.stream, st.block_out, st.shared_out, 1.f, rows * config.hidden);
+  }
+}
+
+}  // namespace
+
+void ffn_block(StepContext& c, LayerId layer, int64_t rows) {
+  const Config& config = c.model.config;
+  const LayerWeights& w = c.model.weights.layers[size_t(layer)];
+  c.backend.norm(c.stream, {config.norm, rows, config.hidden, config.norm_eps, w.ffn_norm, w.ffn_norm_bias, c.state.x,
+                            c.state.normed});
+  if (config.layers[size_t(layer)].sparse)
+    moe(c, layer, w, rows);
+  else
+    dense_ffn(c, w.dense_gate, w.dense_up, w.dense_down, rows, c.state.block_out);
+  c.backend.add_scaled(c.stream, c.state.x, c.state.block_out, config.residual_scale, rows * config.hidden);
+}
+
+}  // namespace ef

@@ -1,0 +1,60 @@
+// A loaded model: config and resident weights, immutable after load. Everything that changes (KV, scratch, experts) is
+// passed in.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "expertflow/backend/backend.h"
+#include "expertflow/model/config.h"
+#include "expertflow/model/experts.h"
+#include "expertflow/model/kv_cache.h"
+#include "expertflow/model/rope.h"
+#include "expertflow/model/state.h"
+#include "expertflow/model/weights.h"
+
+namespace ef {
+
+struct Model {
+  Config config;
+  Weights weights;
+};
+
+/// A ragged batch: rows of several sequences, prefill chunks and decode rows mixed. Rows of one sequence are contiguous
+/// and in order; positions continue the sequence's length.
+struct Batch {
+  struct Piece {
+    SequenceId sequence;
+    std::span<const TokenId> tokens;
+    /// Which of the piece's rows want logits: the last only, all, or none.
+    enum class Logits : uint8_t { kNone, kLast, kAll } logits = Logits::kLast;
+  };
+  std::vector<Piece> pieces;
+  int64_t rows() const;
+  int64_t logit_rows() const;
+};
+
+/// Sees what a step does, layer by layer (tests, traces, predictors). Pointers are in the backend's memory.
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  /// x: [tokens, hidden] normalised input of the MoE block; logits: [tokens, experts].
+  virtual void on_routing(LayerId layer, const float* x, const float* logits, const RoutingView& routing) = 0;
+};
+
+struct StepContext {
+  const Model& model;
+  const RopeTable& rope;
+  Backend& backend;
+  Stream& stream;
+  Experts& experts;
+  KvCache& kv;
+  State& state;
+  StepObserver* observer = nullptr;
+};
+
+/// One forward call. Reserves KV, runs all layers, advances the sequences. Returns logits [batch.logit_rows(), vocab]
+/// in batch order, valid until the next call. RequestError: a token id out of range, or no room in the KV cache;
+/// nothing has changed then. DeviceError from an expert that cannot be had: sequences keep their lengths.
+std::span<const float> forward(StepContext& context, const Batch& batch);
+
+}  // namespace ef

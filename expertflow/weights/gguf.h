@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -12,13 +13,17 @@
 
 namespace ef {
 
-/// A metadata value. Arrays are homogeneous; nested arrays are refused by name.
+/// A metadata value. Signed integers and unsigned ones below 64 bits are int64_t, u64 is uint64_t, floats are double; arrays of
+/// integers and bools are vector<int64_t>. Arrays are homogeneous; nested arrays are refused by name.
 struct GgufValue {
   enum class Type : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
   Type type = Type::kU32;
   Type element = Type::kU32;  ///< arrays only
-  std::variant<int64_t, uint64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>, std::vector<std::string>> value;
+  std::variant<int64_t, uint64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>, std::vector<std::string>>
+      value;
 };
+
+std::string_view gguf_type_name(GgufValue::Type type);  ///< "u32", "string"
 
 /// Metadata with typed access. Every getter names the key, the file, the type expected and the type found in its ModelError.
 class GgufMetadata {
@@ -47,8 +52,17 @@ struct GgufHeader {
   GgufMetadata metadata;
 };
 
-/// Parses one file's header and tensor table into the directory.
+/// Parses one file's header and tensor table; tensors get absolute offsets, their `file` is left 0. Split keys are not followed.
+/// Checked before anything is allocated: counts and lengths against the bytes that remain, sizes against overflow, data ranges
+/// against the file; tensors must follow each other without overlap and without holes beyond alignment. ModelError names file,
+/// tensor or key, expected and found.
+GgufHeader parse_gguf(const ByteSource& source, std::vector<TensorInfo>& tensors);
+
+/// parse_gguf into the directory.
 GgufHeader read_gguf_header(std::shared_ptr<const ByteSource> source, TensorDirectory& directory);
+
+/// ModelError with advice if the name is that of a byte-wise part (NAME.gguf.part1of2, NAME.gguf-split-a).
+void refuse_gguf_part(const std::filesystem::path& path);
 
 /// Opens a GGUF given any of its shards (or the only file); the metadata is the first shard's.
 GgufHeader read_gguf(const std::filesystem::path& path, TensorDirectory& directory);

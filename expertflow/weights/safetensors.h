@@ -9,6 +9,7 @@
 
 namespace ef {
 
+/// F8_E8M0 (exponent bytes) is read as kU8, so that nothing can take an exponent for a number.
 /// Parses one file's header and adds its tensors to the directory. Returns the __metadata__ strings.
 std::map<std::string, std::string> read_safetensors_header(std::shared_ptr<const ByteSource> source, TensorDirectory& directory);
 

@@ -35,11 +35,16 @@ class TensorDirectory {
  public:
   /// Adds a file and returns its index.
   int add_file(std::shared_ptr<const ByteSource> source);
-  /// Throws ModelError on a duplicate name (naming both files).
+  /// Adds a file with its tensors (their `file` is set here).
+  int add_file(std::shared_ptr<const ByteSource> source, std::vector<TensorInfo> tensors);
+  /// Throws ModelError on a duplicate name (naming both files). The reader has checked shape, size and range.
   void add(TensorInfo tensor);
 
   const TensorInfo* find(std::string_view name) const;  ///< nullptr if absent
-  const TensorInfo& at(std::string_view name) const;    ///< ModelError if absent
+  /// A tensor that is needed: ModelError if it is absent or has no elements.
+  const TensorInfo& at(std::string_view name) const;
+  /// Checks many needed names at once: one ModelError lists all that are missing.
+  void require(std::span<const std::string> names) const;
   const std::vector<TensorInfo>& tensors() const { return tensors_; }  ///< in order of addition
   const ByteSource& file(int index) const { return *files_[size_t(index)]; }
   int file_count() const { return int(files_.size()); }
@@ -49,7 +54,7 @@ class TensorDirectory {
   /// Reads a whole tensor, or `bytes` at `offset` within it. out.size() bytes exactly.
   void read(const TensorInfo& tensor, uint64_t offset_in_tensor, std::span<std::byte> out) const;
   std::vector<std::byte> read(const TensorInfo& tensor) const;
-  /// As float32; only formats with arithmetic (kF8E4M3 without scales).
+  /// As float32; only formats with arithmetic (kF8E4M3 without scales), others are a ModelError: bytes are never taken for numbers.
   std::vector<float> read_f32(const TensorInfo& tensor) const;
 
   /// Replaces every file by wrap(file): tests inject faults, later issues O_DIRECT readers.

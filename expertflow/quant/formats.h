@@ -28,6 +28,8 @@ struct FormatInfo {
   std::string_view safetensors_dtype;  ///< dtype in safetensors files, "" if none
   /// Both null for formats without arithmetic. n is a multiple of block_elements. kF8E4M3 here is without scales.
   void (*dequantize)(const std::byte* blocks, float* out, int64_t n);
+  /// The scalar formats keep NaN and infinity as far as they have them (scalars.h). Block formats read NaN as 0 and infinity as the
+  /// largest float of its sign; numbers past what a block can hold saturate. An all-zero block is stored as zeros.
   void (*quantize)(const float* in, std::byte* blocks, int64_t n);
 };
 
@@ -48,7 +50,7 @@ struct MatrixView {
   Format format = Format::kF32;
   int64_t rows = 0, cols = 0;
   const std::byte* data = nullptr;
-  /// kF8E4M3 only: [ceil(rows/128)][ceil(cols/128)] factors; edge blocks are cropped.
+  /// kF8E4M3 only (null: no scales): [ceil(rows/128)][ceil(cols/128)] factors; edge blocks are cropped.
   const float* scales = nullptr;
   explicit operator bool() const { return data != nullptr; }
   uint64_t bytes() const { return uint64_t(rows) * row_bytes(format, cols); }

@@ -1,0 +1,40 @@
+#include "expertflow/quant/q4_k.h"
+
+#include "expertflow/quant/block.h"
+#include "expertflow/quant/fit.h"
+#include "expertflow/quant/k_scales.h"
+
+namespace ef {
+
+void decode(const BlockQ4_K& b, float* out) {
+  const float d = f16_to_f32(b.d);
+  const float dmin = f16_to_f32(b.dmin);
+  for (int g = 0; g < 8; ++g) {
+    const ScaleMin s = unpack_scale_min(b.scales, g);
+    const float scale = d * s.scale;
+    const float minimum = dmin * s.minimum;
+    for (int j = 0; j < 32; ++j) {
+      const int q = b.qs[g / 2 * 32 + j] >> (4 * (g % 2)) & 15;
+      out[32 * g + j] = scale * q - minimum;
+    }
+  }
+}
+
+void encode(const float* in, BlockQ4_K& b) {
+  const SuperBlock<32> s(in);
+  AffineFit fits[8];
+  fit_groups<32>(s, 15, fits);
+  const AffineScales<8> scales(fits, 63);
+  b = {};
+  b.d = scales.d;
+  b.dmin = scales.dmin;
+  for (int g = 0; g < 8; ++g) {
+    pack_scale_min(b.scales, g, scales.scale[g], scales.minimum[g]);
+    for (int j = 0; j < 32; ++j) {
+      const int q = scales.code(s.x[32 * g + j], g, 15);
+      b.qs[g / 2 * 32 + j] |= uint8_t(q << (4 * (g % 2)));
+    }
+  }
+}
+
+}  // namespace ef

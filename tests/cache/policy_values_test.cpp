@@ -1,0 +1,180 @@
+// Victim orders computed by hand.
+#include <gtest/gtest.h>
+
+#include "expertflow/cache/policy.h"
+
+namespace ef {
+namespace {
+
+using Keys = std::vector<ExpertKey>;
+
+class Policy {
+ public:
+  Policy(std::string_view name, int layers) : policy_(make_policy(name, {layers, nullptr, 0})) {}
+  void access(uint64_t step, LayerId layer, std::vector<ExpertId> experts, int32_t rows = 1) {
+    const std::vector<int32_t> tokens(experts.size(), rows);
+    policy_->on_access({step, layer, experts, tokens});
+  }
+  void insert(LayerId layer, std::vector<ExpertId> experts) {
+    for (const ExpertId e : experts) policy_->on_insert({layer, e});
+  }
+  Keys ranked(LayerId current) {
+    Keys out;
+    policy_->rank_victims(current, out);
+    return out;
+  }
+  EvictionPolicy* operator->() { return policy_.get(); }
+
+ private:
+  std::unique_ptr<EvictionPolicy> policy_;
+};
+
+TEST(Lru, OldestEventFirstKeysBreakTies) {
+  Policy lru("lru", 2);
+  lru.access(0, 0, {3, 1});
+  lru.insert(0, {3, 1});
+  lru.access(0, 1, {2});
+  lru.insert(1, {2});
+  EXPECT_EQ(lru.ranked(1), (Keys{{0, 1}, {0, 3}, {1, 2}}));
+  lru.access(1, 0, {1});
+  EXPECT_EQ(lru.ranked(0), (Keys{{0, 3}, {1, 2}, {0, 1}}));
+}
+
+TEST(Lru, APrefetchedExpertIsAsFreshAsTheLatestEvent) {
+  Policy lru("lru", 3);
+  lru.access(0, 0, {0});
+  lru.insert(0, {0});
+  lru.access(0, 1, {0});
+  lru.insert(1, {0});
+  lru.insert(2, {5});  // nobody asked yet
+  EXPECT_EQ(lru.ranked(1), (Keys{{0, 0}, {1, 0}, {2, 5}}));
+}
+
+TEST(Lfu, RareOnesFirstThenOlderOnes) {
+  Policy lfu("lfu", 1);
+  lfu.insert(0, {0, 1, 2, 3});
+  lfu.access(0, 0, {0, 1});
+  lfu.access(1, 0, {0, 2});
+  lfu.access(2, 0, {0, 1});
+  // counts: 0 -> 3, 1 -> 2, 2 -> 1, 3 -> 0
+  EXPECT_EQ(lfu.ranked(0), (Keys{{0, 3}, {0, 2}, {0, 1}, {0, 0}}));
+  lfu.access(3, 0, {2});
+  // 1 and 2 both have 2; expert 1 is older
+  EXPECT_EQ(lfu.ranked(0), (Keys{{0, 3}, {0, 1}, {0, 2}, {0, 0}}));
+}
+
+TEST(Lfu, CountsAreHalvedEvery128Steps) {
+  Policy lfu("lfu", 1);
+  lfu.insert(0, {0, 1});
+  for (uint64_t step = 0; step < 6; ++step) lfu.access(step, 0, {0});  // expert 0: 6
+  lfu.access(126, 0, {1});
+  lfu.access(127, 0, {1});  // expert 1: 2
+  EXPECT_EQ(lfu.ranked(0).front(), (ExpertKey{0, 1}));
+  // In the second period expert 0 counts 3, expert 1 counts 1 + 3 = 4.
+  for (uint64_t step = 128; step < 131; ++step) lfu.access(step, 0, {1});
+  EXPECT_EQ(lfu.ranked(0).front(), (ExpertKey{0, 0}));
+}
+
+TEST(Lfu, FrequencyOutlivesResidency) {
+  Policy lfu("lfu", 1);
+  lfu.access(0, 0, {0});
+  lfu.access(1, 0, {0});
+  lfu.access(2, 0, {1});
+  lfu.insert(0, {0, 1});
+  lfu->on_evict({0, 0});
+  lfu->on_insert({0, 0});
+  EXPECT_EQ(lfu.ranked(0), (Keys{{0, 1}, {0, 0}}));
+}
+
+TEST(Lfu, AnEventCountsOnceHoweverManyRows) {
+  Policy lfu("lfu", 1);
+  lfu.insert(0, {0, 1});
+  lfu.access(0, 0, {0}, 500);
+  lfu.access(1, 0, {1});
+  lfu.access(2, 0, {1});
+  EXPECT_EQ(lfu.ranked(0), (Keys{{0, 0}, {0, 1}}));
+}
+
+TEST(Lfru, FrequencyOverAge) {
+  Policy lfru("lfru", 1);
+  lfru.insert(0, {0, 1, 2});
+  // expert 0: 4 accesses then absent for 3 passes: about 4/4 = 1. expert 1: 2 accesses, age 0: 2. expert 2: 1, age 2:
+  // 1/3.
+  for (uint64_t step = 0; step < 4; ++step) lfru.access(step, 0, {0});
+  lfru.access(4, 0, {2});
+  lfru.access(5, 0, {1});
+  lfru.access(6, 0, {1});
+  EXPECT_EQ(lfru.ranked(0), (Keys{{0, 2}, {0, 0}, {0, 1}}));
+  // Three more passes of expert 2 (4 - 1): f = 4, age 0; expert 1: 2 / 4; expert 0: 4 / 7 > 0.5.
+  for (uint64_t step = 7; step < 10; ++step) lfru.access(step, 0, {2});
+  EXPECT_EQ(lfru.ranked(0), (Keys{{0, 1}, {0, 0}, {0, 2}}));
+}
+
+TEST(Lfru, AgeCountsPassesOfTheOwnLayer) {
+  Policy lfru("lfru", 3);
+  lfru.access(0, 0, {0});
+  lfru.insert(0, {0});
+  lfru.access(0, 1, {0});
+  lfru.insert(1, {0});
+  lfru.access(0, 2, {0});
+  lfru.insert(2, {0});
+  // All have f = 1 and age 0, though layer 0 ran longest ago. At layer 2, layer 2 comes around latest, then 1, then 0.
+  EXPECT_EQ(lfru.ranked(2), (Keys{{2, 0}, {1, 0}, {0, 0}}));
+  lfru.access(1, 0, {1});  // layer 0 passed without expert 0: 1/2
+  EXPECT_EQ(lfru.ranked(0).front(), (ExpertKey{0, 0}));
+}
+
+TEST(Lfru, FrequencyHalvesIn128Steps) {
+  Policy lfru("lfru", 2);
+  lfru.insert(0, {0});
+  lfru.insert(1, {0, 1});
+  for (int i = 0; i < 3; ++i) lfru.access(0, 0, {0});  // f = 3
+  for (int i = 0; i < 2; ++i) lfru.access(128, 1, {0, 1});
+  // At step 128: (0,0) has 1.5, (1,x) have 2, all of age 0.
+  EXPECT_EQ(lfru.ranked(1), (Keys{{0, 0}, {1, 0}, {1, 1}}));
+}
+
+TEST(LeastStale, StaleOnesFirstThenPassedLayers) {
+  Policy stale("least-stale", 4);
+  for (LayerId layer = 0; layer < 4; ++layer) {
+    stale.access(0, layer, {0, 1});
+    stale.insert(layer, {0, 1});
+  }
+  stale.access(1, 0, {0});
+  stale.access(1, 1, {1});
+  // Step 1 has passed layers 0 and 1. Unwanted there: (0,1) since event 1, (1,0) since event 2. Of the fresh ones,
+  // layer 1 comes around in 4 events, layer 0 in 3, layer 3 in 2, layer 2 next.
+  EXPECT_EQ(stale.ranked(1), (Keys{{0, 1}, {1, 0}, {1, 1}, {0, 0}, {3, 0}, {3, 1}, {2, 0}, {2, 1}}));
+}
+
+TEST(LeastStale, ACycleLargerThanTheCacheStillHits) {
+  // 4 layers, one expert each, room for 3: plain LRU never hits; dropping what was passed last keeps two of four.
+  const auto hits = [](std::string_view name) {
+    Policy policy(name, 4);
+    Keys resident;
+    int hits = 0;
+    for (uint64_t step = 0; step < 10; ++step) {
+      for (LayerId layer = 0; layer < 4; ++layer) {
+        policy.access(step, layer, {0});
+        if (std::find(resident.begin(), resident.end(), ExpertKey{layer, 0}) != resident.end()) {
+          ++hits;
+          continue;
+        }
+        if (resident.size() == 3) {
+          const ExpertKey victim = policy.ranked(layer).front();
+          policy->on_evict(victim);
+          std::erase(resident, victim);
+        }
+        policy.insert(layer, {0});
+        resident.push_back({layer, 0});
+      }
+    }
+    return hits;
+  };
+  EXPECT_EQ(hits("lru"), 0);
+  // Belady on this trace: 4 cold misses, then every third access misses.
+  EXPECT_EQ(hits("least-stale"), 24);
+}
+
+}  // namespace
+}  // namespace ef

@@ -1,0 +1,92 @@
+// The engine: a model, a backend, a KV cache and the experts in their tiers, wired together. One step is one forward
+// call. Not thread-safe: one step at a time (callers queue; the server's scheduler owns it).
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "expertflow/base/clock.h"
+#include "expertflow/base/log.h"
+#include "expertflow/base/thread_pool.h"
+#include "expertflow/engine/model_files.h"
+#include "expertflow/model/model.h"
+
+namespace ef {
+
+struct EngineOptions {
+  std::string expert_memory =
+      "auto";  ///< fast tier for experts: bytes ("6GiB"), share of all experts ("40%"), or "auto"
+  std::string eviction_policy = "lfru";  ///< a row of cache/policies.cpp
+  int threads = 0;                       ///< compute threads, 0: all processors this process may use
+  std::string isa = "auto";              ///< CPU instruction set
+  int io_threads = 4;                    ///< readers of the slow tier
+  int64_t ctx_size = 4096;               ///< tokens of KV cache, all sequences together; 0: the model's context length
+  int parallel = 1;                      ///< sequences
+  int ubatch = 512;                      ///< rows of one forward call at most
+  int64_t max_logit_rows = 0;            ///< rows whose logits a step may ask for; 0: parallel
+  KvType kv_type = KvType::kF16;
+  uint64_t max_kv_bytes = 0;  ///< refuse a larger KV cache; 0: no cap
+  bool all_resident = false;  ///< every expert in memory, no cache: the oracle of verify
+};
+
+/// Where memory goes and why; printed by the CLI at start.
+struct MemoryPlan {
+  uint64_t resident_bytes = 0;  ///< weights that are not routed experts
+  uint64_t kv_bytes = 0;
+  uint64_t scratch_bytes = 0;
+  uint64_t expert_budget = 0;  ///< effective
+  uint64_t expert_total = 0;   ///< all routed experts
+  std::string explanation;     ///< how the budget came about
+};
+
+struct ExpertStats {
+  uint64_t hits = 0, misses = 0;  ///< distinct experts a layer event asked for: resident, or not
+  uint64_t bytes_read = 0;
+  uint64_t evictions = 0, waves = 0;
+  double stall_seconds = 0;  ///< compute waited for reads
+  double hit_rate() const { return hits + misses ? double(hits) / double(hits + misses) : 1.0; }
+};
+
+class Engine {
+ public:
+  /// progress(done, total) while weights are read; may be empty. Throws ConfigError when the budget cannot work.
+  Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, const Log& log,
+         const std::function<void(uint64_t, uint64_t)>& progress = {});
+  ~Engine();
+
+  const Config& config() const { return files_->config; }
+  const ModelFiles& files() const { return *files_; }
+  const EngineOptions& options() const { return options_; }
+  const MemoryPlan& plan() const { return plan_; }
+  Backend& backend() { return *backend_; }
+  KvCache& kv() { return *kv_; }
+  int64_t context_length() const { return kv_->options().max_tokens; }
+
+  /// See forward(). Logits are valid until the next step.
+  std::span<const float> step(const Batch& batch);
+  void set_observer(StepObserver* observer) { observer_ = observer; }
+
+  /// Replaces the experts' tier by one with another budget ("50%", bytes, "min"); statistics restart. Between steps.
+  void set_expert_memory(const std::string& budget);
+  ExpertStats expert_stats() const;
+
+ private:
+  void build_experts();
+  EngineOptions options_;
+  const Log& log_;
+  SteadyClock clock_;
+  std::unique_ptr<ModelFiles> files_;
+  MemoryPlan plan_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<RopeTable> rope_;
+  std::unique_ptr<KvCache> kv_;
+  std::unique_ptr<State> state_;
+  struct Tiers;  // cache, copy pipeline, experts
+  std::unique_ptr<Tiers> tiers_;
+  StepObserver* observer_ = nullptr;
+};
+
+}  // namespace ef

@@ -1,0 +1,194 @@
+#include "expertflow/engine/verify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "expertflow/base/errors.h"
+#include "expertflow/engine/sequence.h"
+
+namespace ef {
+
+namespace {
+
+// What one prompt gave: greedy tokens and the logits that each was chosen from.
+struct Trace {
+  std::vector<TokenId> tokens;
+  std::vector<std::vector<float>> logits;
+};
+
+void take(Trace& trace, std::span<const float> logits) {
+  trace.tokens.push_back(argmax(logits));
+  trace.logits.emplace_back(logits.begin(), logits.end());
+}
+
+// All prompts, `batch` at a time, prefilled in chunks and decoded together. With teacher != nullptr the fed tokens are
+// its own, so that logits stay comparable after a near-tie.
+std::vector<Trace> run(Engine& engine, const VerifyOptions& o, int batch, int chunk,
+                       const std::vector<Trace>* teacher = nullptr) {
+  std::vector<Trace> traces(o.prompts.size());
+  for (size_t begin = 0; begin < o.prompts.size(); begin += size_t(batch)) {
+    const size_t end = std::min(o.prompts.size(), begin + size_t(batch));
+    std::vector<std::unique_ptr<Sequence>> sequences;
+    std::vector<size_t> fed(end - begin, 0);
+    for (size_t p = begin; p < end; ++p)
+      sequences.push_back(std::make_unique<Sequence>(engine, int64_t(o.prompts[p].size()) + o.tokens));
+    for (bool busy = true; busy;) {
+      busy = false;
+      Batch step;
+      std::vector<size_t> asking;  // prompts whose logits this step returns, in order
+      std::vector<std::vector<TokenId>> last(end - begin);
+      int64_t room = engine.options().ubatch;
+      for (size_t p = begin; p < end; ++p) {
+        const auto& prompt = o.prompts[p];
+        size_t& f = fed[p - begin];
+        Batch::Piece piece{sequences[p - begin]->id(), {}, Batch::Piece::Logits::kNone};
+        if (f < prompt.size()) {
+          const size_t n = std::min({prompt.size() - f, size_t(chunk > 0 ? chunk : int(prompt.size())), size_t(room)});
+          if (n == 0) {
+            busy = true;
+            continue;
+          }
+          piece.tokens = std::span(prompt).subspan(f, n);
+          f += n;
+          if (f == prompt.size()) piece.logits = Batch::Piece::Logits::kLast;
+        } else if (int(traces[p].tokens.size()) < o.tokens) {
+          const size_t i = traces[p].tokens.size() - 1;
+          last[p - begin] = {teacher ? (*teacher)[p].tokens[i] : traces[p].tokens[i]};
+          piece.tokens = last[p - begin];
+          piece.logits = Batch::Piece::Logits::kLast;
+        } else {
+          continue;
+        }
+        if (piece.logits == Batch::Piece::Logits::kLast) asking.push_back(p);
+        room -= int64_t(piece.tokens.size());
+        step.pieces.push_back(piece);
+        busy = true;
+      }
+      if (step.pieces.empty()) break;
+      const auto logits = engine.step(step);
+      const size_t vocab = size_t(engine.config().vocab);
+      for (size_t i = 0; i < asking.size(); ++i) take(traces[asking[i]], logits.subspan(i * vocab, vocab));
+    }
+  }
+  return traces;
+}
+
+double top_margin(const std::vector<float>& logits) {
+  float best = -INFINITY, second = -INFINITY;
+  for (float l : logits) {
+    if (l > best)
+      second = best, best = l;
+    else if (l > second)
+      second = l;
+  }
+  return double(best) - double(second);
+}
+
+// tie: a different token is forgiven where the expected one led by less (only for other arithmetic).
+void compare(const std::vector<Trace>& expected, const std::vector<Trace>& found, double tie, VerifyCheck& check) {
+  check.passed = true;
+  for (size_t p = 0; p < expected.size(); ++p)
+    for (size_t i = 0; i < expected[p].tokens.size(); ++i) {
+      ++check.tokens;
+      double difference = 0;
+      for (size_t v = 0; v < expected[p].logits[i].size(); ++v)
+        difference = std::max(difference, std::fabs(double(expected[p].logits[i][v]) - double(found[p].logits[i][v])));
+      check.max_logit_difference = std::max(check.max_logit_difference, difference);
+      const bool equal = expected[p].tokens[i] == found[p].tokens[i];
+      check.equal_tokens += equal;
+      const bool right = tie > 0 ? (equal || top_margin(expected[p].logits[i]) < tie) : equal && difference == 0;
+      if (right || !check.passed) continue;
+      check.passed = false;
+      check.detail = fmt::format("prompt {}, token {}: expected {}, found {}, logits differ by up to {:.3g}", p, i,
+                                 expected[p].tokens[i], found[p].tokens[i], difference);
+    }
+}
+
+bool finite(const std::vector<Trace>& traces) {
+  for (const auto& t : traces)
+    for (const auto& row : t.logits)
+      for (float l : row)
+        if (!std::isfinite(l)) return false;
+  return true;
+}
+
+struct Plan {
+  const char* budget;
+  int batch, chunk;
+};
+// The first is the run that all others must equal.
+constexpr Plan kPlans[] = {{"100%", 1, 0}, {"100%", 4, 0}, {"100%", 1, 7}, {"50%", 1, 0},
+                           {"50%", 4, 5},  {"min", 1, 0},  {"min", 4, 0},  {"min", 4, 3}};
+
+std::string describe(const Engine& engine, const Plan& plan) {
+  return fmt::format("budget {} ({:.1f} MiB), batch {}, {}", plan.budget,
+                     double(engine.plan().expert_budget) / (1 << 20), plan.batch,
+                     plan.chunk ? fmt::format("chunks of {}", plan.chunk) : std::string("one chunk"));
+}
+
+}  // namespace
+
+bool VerifyReport::passed() const {
+  return !checks.empty() && std::all_of(checks.begin(), checks.end(), [](const VerifyCheck& c) { return c.passed; });
+}
+
+std::vector<std::vector<TokenId>> make_prompts(int vocab, int count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::vector<TokenId>> prompts;
+  for (int p = 0; p < count; ++p) {
+    prompts.emplace_back();
+    const int length = 5 + 9 * p;
+    for (int i = 0; i < length; ++i) prompts.back().push_back(TokenId(random() % uint64_t(vocab)));
+  }
+  return prompts;
+}
+
+VerifyReport verify(const std::filesystem::path& model, const VerifyOptions& asked, const Log& log,
+                    const std::function<void(const VerifyCheck&)>& on_check) {
+  VerifyOptions o = asked;
+  EF_CHECK(o.prompts.size() >= 4, ConfigError, "verify: expected at least 4 prompts, found {}", o.prompts.size());
+  EF_CHECK(o.tokens >= 1, ConfigError, "verify: expected at least 1 token, found {}", o.tokens);
+  o.engine.parallel = std::max(o.engine.parallel, 4);
+  int64_t need = 0;
+  for (const auto& p : o.prompts) need = std::max(need, int64_t(p.size()) + o.tokens);
+  o.engine.ctx_size = std::max(o.engine.ctx_size, 4 * (need + 64));
+  o.engine.max_logit_rows = o.engine.parallel;
+
+  VerifyReport report;
+  const auto add = [&](VerifyCheck check) {
+    if (on_check) on_check(check);
+    report.checks.push_back(std::move(check));
+  };
+  std::vector<Trace> expected;
+  {
+    o.engine.expert_memory = kPlans[0].budget;
+    Engine engine(open_model(model), o.engine, log);
+    for (const Plan& plan : kPlans) {
+      if (plan.budget != engine.options().expert_memory) engine.set_expert_memory(plan.budget);
+      VerifyCheck check;
+      check.name = describe(engine, plan);
+      const auto found = run(engine, o, plan.batch, plan.chunk);
+      if (expected.empty()) expected = found;
+      compare(expected, found, 0, check);
+      if (!finite(found)) check.passed = false, check.detail = "logits are not finite";
+      check.hit_rate = engine.expert_stats().hit_rate();
+      add(std::move(check));
+    }
+  }
+  if (o.reference) {
+    // Another order of summation: tokens must agree except where the two best logits are closer than the arithmetic can
+    // tell.
+    EngineOptions reference = o.engine;
+    reference.isa = "reference";
+    reference.all_resident = true;
+    Engine engine(open_model(model), reference, log);
+    VerifyCheck check;
+    check.name = "float32 reference ops, every expert resident";
+    compare(expected, run(engine, o, 1, 0, &expected), 1e-3, check);
+    add(std::move(check));
+  }
+  return report;
+}
+
+}  // namespace ef

@@ -1,0 +1,40 @@
+// Proves on a model that its tokens depend on nothing but the prompt: not on the budget, the batch, or the chunking;
+// and compares them with the float32 reference ops.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "expertflow/engine/engine.h"
+
+namespace ef {
+
+struct VerifyOptions {
+  EngineOptions engine;                       ///< parallel and ubatch are raised to what the checks need
+  std::vector<std::vector<TokenId>> prompts;  ///< at least 4; make_prompts() gives seeded ones
+  int tokens = 32;                            ///< greedy tokens a prompt
+  bool reference = true;                      ///< also run the float32 reference ops
+};
+
+struct VerifyCheck {
+  std::string name;  ///< "budget 50 % (1.2 GiB), batch 4, chunks of 7"
+  bool passed = false;
+  int64_t tokens = 0, equal_tokens = 0;
+  double max_logit_difference = 0;  ///< against the first run; 0 means bit-identical
+  double hit_rate = 1;
+  std::string detail;  ///< what differed first
+};
+
+struct VerifyReport {
+  std::vector<VerifyCheck> checks;
+  bool passed() const;
+};
+
+/// Runs all checks; each is reported as it ends.
+VerifyReport verify(const std::filesystem::path& model, const VerifyOptions& options, const Log& log,
+                    const std::function<void(const VerifyCheck&)>& on_check = {});
+
+/// Deterministic prompts of different lengths drawn from the vocabulary, for models without a tokenizer.
+std::vector<std::vector<TokenId>> make_prompts(int vocab, int count, uint64_t seed);
+
+}  // namespace ef

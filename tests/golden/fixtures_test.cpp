@@ -1,0 +1,38 @@
+// Every fixture checkpoint against Hugging Face's golden outputs: all experts resident, through the cache at full
+// budget, and with the fewest slots that work.
+#include <gtest/gtest.h>
+
+#include "tests/support/golden_check.h"
+
+namespace ef::testing {
+namespace {
+
+struct Case {
+  Fixture fixture;
+  std::string budget;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  for (const Fixture& fixture : all_fixtures())
+    for (const char* budget : {"resident", "100%", "min"}) out.push_back({fixture, budget});
+  return out;
+}
+
+class Golden : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Golden, LogitsExpertsAndGreedyTokens) {
+  const FixtureReport report = check_fixture(GetParam().fixture, GetParam().budget);
+  EXPECT_TRUE(report.pass(GetParam().fixture)) << report.text();
+  EXPECT_GT(report.expert_rows, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, Golden, ::testing::ValuesIn(cases()), [](const auto& info) {
+  std::string name = info.param.fixture.name + "_" + info.param.budget;
+  for (char& ch : name)
+    if (!std::isalnum(static_cast<unsigned char>(ch))) ch = '_';
+  return name;
+});
+
+}  // namespace
+}  // namespace ef::testing

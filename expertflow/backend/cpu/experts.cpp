@@ -1,0 +1,146 @@
+// The experts op: gate and up with the activation, then down, for all groups of a call at once so that the threads
+// share many small experts evenly.
+#include <algorithm>
+#include <cmath>
+
+#include "expertflow/backend/cpu/cpu_ops.h"
+#include "expertflow/base/errors.h"
+
+namespace ef::cpu {
+namespace {
+
+// Bound on the activations between the two halves; larger calls go in waves (rows are independent).
+constexpr int64_t kWaveFloats = 4 << 20;
+
+// Rows of one group that take part in a wave.
+struct Slice {
+  const ExpertGroup* group;
+  int64_t first, rows;  // of the group's assignments
+  int64_t hidden_row;   // first row in the wave's buffer
+};
+
+struct Task {
+  int64_t slice, begin, end;  // rows of a weight matrix
+};
+
+std::vector<Task> split(const std::vector<Slice>& wave, bool down, const ExpertsArgs& a, int threads) {
+  const int64_t n = down ? a.hidden : a.ffn;
+  std::vector<Task> tasks;
+  for (size_t s = 0; s < wave.size(); ++s) {
+    const ExpertView& e = wave[s].group->expert;
+    // Many slices fill the threads by themselves; then a task may be as large as the matrix allows.
+    const int share = std::max(1, int(threads / int64_t(wave.size())));
+    const int64_t grain = matmul_grain(down ? e.down : e.gate, n, wave[s].rows, share);
+    for (int64_t i = 0; i < n; i += grain) tasks.push_back({int64_t(s), i, std::min(n, i + grain)});
+  }
+  return tasks;
+}
+
+class Wave {
+ public:
+  Wave(const Context& c, const ExpertsArgs& a, std::vector<Slice> slices) : c_(c), a_(a), slices_(std::move(slices)) {
+    for (const Slice& s : slices_) {
+      for (int64_t i = 0; i < s.rows; ++i) {
+        const int64_t assignment = s.group->assignments[size_t(s.first + i)];
+        x_.push_back(a.x + assignment / a.top_k * a.hidden);
+        out_.push_back(a.out + assignment * a.hidden);
+      }
+    }
+    float* hidden = c.scratch.shared(int64_t(x_.size()) * a.ffn);
+    for (size_t i = 0; i < x_.size(); ++i) {
+      hidden_out_.push_back(hidden + i * size_t(a.ffn));
+      hidden_in_.push_back(hidden_out_.back());
+    }
+  }
+
+  void run() {
+    const auto first = split(slices_, false, a_, c_.pool.size());
+    c_.pool.parallel_for(int64_t(first.size()), 1, [&](int64_t begin, int64_t end, int worker) {
+      for (int64_t i = begin; i < end; ++i) gate_up(first[size_t(i)], worker);
+    });
+    const auto second = split(slices_, true, a_, c_.pool.size());
+    c_.pool.parallel_for(int64_t(second.size()), 1, [&](int64_t begin, int64_t end, int worker) {
+      for (int64_t i = begin; i < end; ++i) down(second[size_t(i)], worker);
+    });
+  }
+
+ private:
+  void gate_up(const Task& t, int worker) {
+    const Slice& s = slices_[size_t(t.slice)];
+    const ExpertView& e = s.group->expert;
+    const int64_t n = t.end - t.begin;
+    const int64_t weights = std::max(matmul_scratch(e.gate), matmul_scratch(e.up));
+    float* scratch = c_.scratch.floats(worker, weights + s.rows * n);
+    float* up = scratch + weights;
+    std::vector<float*> up_rows;
+    for (int64_t i = 0; i < s.rows; ++i) up_rows.push_back(up + i * n);
+    const float* const* x = &x_[size_t(s.hidden_row)];
+    float* const* hidden = &hidden_out_[size_t(s.hidden_row)];
+    matmul_rows(c_.kernels, e.gate, t.begin, t.end, e.gate_bias, {x, hidden, s.rows}, t.begin, scratch);
+    matmul_rows(c_.kernels, e.up, t.begin, t.end, e.up_bias, {x, up_rows.data(), s.rows}, 0, scratch);
+    for (int64_t i = 0; i < s.rows; ++i)
+      activate(c_.kernels, a_.activation, hidden[i] + t.begin, up_rows[size_t(i)], hidden[i] + t.begin, n);
+  }
+
+  void down(const Task& t, int worker) {
+    const Slice& s = slices_[size_t(t.slice)];
+    const ExpertView& e = s.group->expert;
+    const RowPointers rows{&hidden_in_[size_t(s.hidden_row)], &out_[size_t(s.hidden_row)], s.rows};
+    matmul_rows(c_.kernels, e.down, t.begin, t.end, e.down_bias, rows, t.begin,
+                c_.scratch.floats(worker, matmul_scratch(e.down)));
+  }
+
+  const Context& c_;
+  const ExpertsArgs& a_;
+  std::vector<Slice> slices_;
+  std::vector<const float*> x_, hidden_in_;
+  std::vector<float*> hidden_out_, out_;
+};
+
+float gelu_erf(float v) { return 0.5f * v * (1.f + std::erf(v * 0.70710678118654752f)); }
+float gelu_tanh(float v) { return 0.5f * v * (1.f + std::tanh(0.79788456080286536f * (v + 0.044715f * v * v * v))); }
+
+}  // namespace
+
+void activate(const Kernels& kernels, const Activation& activation, const float* gate, const float* up, float* out,
+              int64_t n) {
+  switch (activation.kind) {
+    case ActivationKind::kSilu:
+      return kernels.silu_mul(gate, up, out, n);
+    case ActivationKind::kClampedSwiglu:
+      return kernels.clamped_swiglu(gate, up, out, n, activation.alpha, activation.limit);
+    case ActivationKind::kGelu:
+      for (int64_t i = 0; i < n; ++i) out[i] = gelu_erf(gate[i]) * up[i];
+      return;
+    case ActivationKind::kGeluTanh:
+      for (int64_t i = 0; i < n; ++i) out[i] = gelu_tanh(gate[i]) * up[i];
+      return;
+  }
+}
+
+void experts(const Context& c, const ExpertsArgs& a) {
+  std::vector<Slice> wave;
+  int64_t wave_rows = 0;
+  const int64_t most = std::max<int64_t>(1, kWaveFloats / std::max<int64_t>(1, a.ffn));
+  const auto flush = [&] {
+    if (!wave.empty()) Wave(c, a, std::move(wave)).run();
+    wave.clear();
+    wave_rows = 0;
+  };
+  for (const ExpertGroup& group : a.groups) {
+    EF_DCHECK(group.expert.gate.rows == a.ffn && group.expert.gate.cols == a.hidden);
+    EF_DCHECK(group.expert.up.rows == a.ffn && group.expert.up.cols == a.hidden);
+    EF_DCHECK(group.expert.down.rows == a.hidden && group.expert.down.cols == a.ffn);
+    const int64_t total = int64_t(group.assignments.size());
+    for (int64_t first = 0; first < total;) {
+      const int64_t rows = std::min(total - first, most - wave_rows);
+      wave.push_back({&group, first, rows, wave_rows});
+      wave_rows += rows;
+      first += rows;
+      if (wave_rows == most) flush();
+    }
+  }
+  flush();
+}
+
+}  // namespace ef::cpu

@@ -1,0 +1,61 @@
+// The inner loops that exist once per instruction set, as a table of function pointers.
+// The files that fill it are compiled with flags of their own, so this header holds plain data only: an inline function
+// or a template here could be emitted by such a file and then run on a processor that lacks the instructions.
+//
+// Exactness: what an element of a result is made of, and in which order, depends on its own length alone. A lane sum
+// is `lanes` partial sums over k (lane k mod lanes), missing elements counting as zero, added by one fixed tree.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ef::cpu {
+
+/// Element types that the loops convert in registers.
+enum Scalar : int { kScalarF32, kScalarF16, kScalarBF16, kScalars };
+
+/// out[r][out_begin + i] = lane sum of w[i][k] * x[r][k] over k, plus bias[i], for i in [0, n) and r in [0, rows).
+struct MatmulTile {
+  const std::byte* w = nullptr;
+  int64_t w_stride = 0;  ///< bytes from one row of w to the next
+  int64_t n = 0, cols = 0;
+  const float* bias = nullptr;  ///< [n] or null
+  const float* const* x = nullptr;
+  int64_t rows = 0;
+  float* const* out = nullptr;
+  int64_t out_begin = 0;
+};
+
+/// out[h][d] += p[h][p_begin + t] * v[t][d], t ascending one by one, for h in [0, heads) and d in [0, dim).
+struct WeightedSum {
+  const std::byte* v = nullptr;
+  int64_t v_stride = 0;  ///< bytes from one position to the next
+  int64_t n = 0, dim = 0;
+  const float* const* p = nullptr;
+  int64_t p_begin = 0;
+  int heads = 0;
+  float* const* out = nullptr;
+};
+
+using DequantizeFn = void (*)(const std::byte* blocks, float* out, int64_t n);
+inline constexpr int kMaxFormats = 32;
+
+struct Kernels {
+  void (*matmul[kScalars])(const MatmulTile&);
+  void (*weighted_sum[kScalars])(const WeightedSum&);
+  /// s[i] *= scale; returns the largest, or `least` if that is larger. NaN elements may be passed over.
+  float (*scale_max)(float* s, int64_t n, float scale, float least);
+  /// s[i] = exp(s[i] - max); returns the lane sum.
+  float (*exp_sum)(float* s, int64_t n, float max);
+  /// out[i] = silu(gate[i]) * up[i]
+  void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
+  /// gpt-oss: g = min(gate, limit), u = clamp(up, +-limit): (u + 1) * g * sigmoid(alpha * g)
+  void (*clamped_swiglu)(const float* gate, const float* up, float* out, int64_t n, float alpha, float limit);
+  /// By Format; null: the format table's reference. Same values, bit for bit.
+  DequantizeFn dequantize[kMaxFormats];
+};
+
+const Kernels& reference_kernels();
+const Kernels& avx2_kernels();    ///< only where supported_isas() has kAvx2
+const Kernels& avx512_kernels();  ///< only where supported_isas() has kAvx512
+
+}  // namespace ef::cpu

@@ -224,18 +224,6 @@ GgufMetadata read_metadata(HeaderReader& in, uint64_t count) {
   return metadata;
 }
 
-uint32_t read_alignment(const GgufMetadata& metadata) {
-  constexpr std::string_view kKey = "general.alignment";
-  const GgufValue* value = metadata.find(kKey);
-  if (value == nullptr) return 32;
-  EF_CHECK(value->type == Type::kU32, ModelError, "{}: metadata key {}: expected a u32, found type {}", metadata.file,
-           kKey, gguf_type_name(value->type));
-  const auto alignment = uint32_t(std::get<int64_t>(value->value));
-  EF_CHECK(std::has_single_bit(alignment), ModelError, "{}: metadata key {}: expected a power of two, found {}",
-           metadata.file, kKey, alignment);
-  return alignment;
-}
-
 /// Type numbers that ggml defines and this engine does not read, for the message.
 std::string_view known_ggml_name(uint32_t type) {
   switch (type) {
@@ -348,6 +336,18 @@ void place_tensors(const ByteSource& source, std::vector<TensorInfo>& tensors, u
 
 }  // namespace
 
+uint32_t gguf_alignment(const GgufMetadata& metadata) {
+  constexpr std::string_view kKey = "general.alignment";
+  const GgufValue* value = metadata.find(kKey);
+  if (value == nullptr) return 32;
+  EF_CHECK(value->type == Type::kU32, ModelError, "{}: metadata key {}: expected a u32, found type {}", metadata.file,
+           kKey, gguf_type_name(value->type));
+  const auto alignment = uint32_t(std::get<int64_t>(value->value));
+  EF_CHECK(std::has_single_bit(alignment), ModelError, "{}: metadata key {}: expected a power of two, found {}",
+           metadata.file, kKey, alignment);
+  return alignment;
+}
+
 GgufHeader parse_gguf(const ByteSource& source, std::vector<TensorInfo>& tensors) {
   HeaderReader in(source, kMaxHeader);
   GgufHeader header;
@@ -357,7 +357,7 @@ GgufHeader parse_gguf(const ByteSource& source, std::vector<TensorInfo>& tensors
   in.need_items(tensor_count, kLeastTensor, "tensors");
   in.need_items(entry_count, kLeastEntry, "metadata entries");
   header.metadata = read_metadata(in, entry_count);
-  header.alignment = read_alignment(header.metadata);
+  header.alignment = gguf_alignment(header.metadata);
   in.at("header", 0, 0);
   in.need_items(tensor_count, kLeastTensor, "tensors");
   for (uint64_t i = 0; i < tensor_count; ++i) {

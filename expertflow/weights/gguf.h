@@ -52,6 +52,9 @@ struct GgufHeader {
   GgufMetadata metadata;
 };
 
+/// general.alignment: 32 if absent; ModelError unless it is a u32 and a power of two.
+uint32_t gguf_alignment(const GgufMetadata& metadata);
+
 /// Parses one file's header and tensor table; tensors get absolute offsets, their `file` is left 0. Split keys are not followed.
 /// Checked before anything is allocated: counts and lengths against the bytes that remain, sizes against overflow, data ranges
 /// against the file; tensors must follow each other without overlap and without holes beyond alignment. ModelError names file,

@@ -1,9 +1,7 @@
 // Writing checkpoints tensor by tensor in bounded memory. Sizes are declared first, data streamed after, in declared order.
 #pragma once
-#include <cstdio>
 #include <filesystem>
-#include <map>
-#include <nlohmann/json.hpp>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,7 +11,9 @@
 
 namespace ef {
 
-/// Common face of both writers: declare every tensor, then write each one's bytes in pieces, then finish.
+/// Common face of both writers: declare every tensor, then write each one's bytes in pieces, then finish. A writer that is
+/// destroyed before finish() leaves nothing behind. A full disk or a failed write is a DeviceError naming the file, and the
+/// temporary files are removed; a wrong amount of bytes is a ModelError naming the tensor.
 class CheckpointWriter {
  public:
   virtual ~CheckpointWriter() = default;
@@ -25,9 +25,11 @@ class CheckpointWriter {
   virtual void finish() = 0;
 };
 
-/// One GGUF v3 file with the given metadata (general.alignment honoured).
+/// One GGUF v3 file with the given metadata: general.alignment honoured, split.* keys left out (the file is whole).
+/// Names have less than 64 bytes, as ggml demands. Formats that GGUF lacks are refused.
 std::unique_ptr<CheckpointWriter> make_gguf_writer(const std::filesystem::path& file, const GgufMetadata& metadata);
-/// model.safetensors, or shards of at most shard_bytes with model.safetensors.index.json.
+/// model.safetensors, or shards of at most shard_bytes with model.safetensors.index.json. Creates the folder. Within a file
+/// tensors with wider elements come first, so that readers which map the file find every tensor aligned.
 std::unique_ptr<CheckpointWriter> make_safetensors_writer(const std::filesystem::path& folder, uint64_t shard_bytes = 5ull << 30);
 
 }  // namespace ef

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/widen_plan.h"

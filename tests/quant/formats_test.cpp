@@ -223,6 +223,23 @@ TEST_P(FormatContract, ReadsAndWritesWithoutAlignment) {
   EXPECT_EQ(restored, dequantize(f, blocks));
 }
 
+// Files may hold any bytes: nothing is undefined, every element is written, and the same every time.
+TEST_P(FormatContract, DecodesArbitraryBytes) {
+  const FormatInfo& f = GetParam();
+  std::mt19937 rng(11);
+  std::vector<std::byte> blocks(row_bytes(f.format, 256 * 64));
+  for (std::byte& b : blocks) b = std::byte(uint8_t(rng()));
+  std::vector<uint32_t> first(256 * 64), second(256 * 64);
+  auto decode_over = [&](float sentinel, std::vector<uint32_t>& bits) {
+    std::vector<float> out(256 * 64, sentinel);
+    f.dequantize(blocks.data(), out.data(), int64_t(out.size()));
+    std::memcpy(bits.data(), out.data(), out.size() * sizeof(float));
+  };
+  decode_over(1.0f, first);
+  decode_over(-3.0f, second);
+  EXPECT_EQ(first, second);
+}
+
 TEST_P(FormatContract, RowsOfAMatrix) {
   const FormatInfo& f = GetParam();
   const std::vector<float> source = read_floats("source.f32");

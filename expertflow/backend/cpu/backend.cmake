@@ -1,10 +1,14 @@
 # The CPU backend: reference ops, and one file per instruction set compiled with its own flags.
 file(GLOB ef_cpu_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/backend/cpu/*.cpp)
-if(ef_cpu_sources)
-  add_library(ef_backend_cpu STATIC ${ef_cpu_sources})
-  target_link_libraries(ef_backend_cpu PUBLIC ef_backend)
-  target_compile_options(ef_backend_cpu PRIVATE -O3)
-else()
-  add_library(ef_backend_cpu INTERFACE)
-  target_link_libraries(ef_backend_cpu INTERFACE ef_backend)
+add_library(ef_backend_cpu STATIC ${ef_cpu_sources})
+target_link_libraries(ef_backend_cpu PUBLIC ef_backend)
+target_compile_options(ef_backend_cpu PRIVATE -O3)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  target_compile_definitions(ef_backend_cpu PRIVATE EF_CPU_X86)
+  set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/backend/cpu/kernels_avx2.cpp
+    PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
+  # GCC 12 takes the undefined operands inside its own avx512fintrin.h for uninitialised variables (its bug 105593).
+  set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/backend/cpu/kernels_avx512.cpp
+    PROPERTIES COMPILE_OPTIONS
+    "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx2;-mfma;-mf16c;-Wno-uninitialized;-Wno-maybe-uninitialized")
 endif()

@@ -34,10 +34,13 @@ static inline float finite_or_zero(float x) {
 /// A block scale as binary16, saturating at 65504: an infinite scale would turn the zeros of a block into NaN.
 static inline uint16_t scale_to_f16(double scale) { return f32_to_f16(float(std::clamp(scale, -65504.0, 65504.0))); }
 
+/// To the nearest integer, ties to even, for |v| < 2^51: the sum's last place is 1. Cheaper than a call of nearbyint.
+static inline double round_to_even(double v) { return (v + 0x1.8p52) - 0x1.8p52; }
+
 /// round(x / scale) clamped to [lo, hi]; 0 clamped where the scale is 0.
 static inline int quantize_clamped(double x, double scale, int lo, int hi) {
   if (scale == 0) return std::clamp(0, lo, hi);
-  return int(std::nearbyint(std::clamp(x / scale, double(lo), double(hi))));
+  return int(round_to_even(std::clamp(x / scale, double(lo), double(hi))));
 }
 
 }  // namespace ef

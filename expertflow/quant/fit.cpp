@@ -103,7 +103,7 @@ void error_weights(std::span<const float> x, std::span<const float> scale_of, st
 double fit_scale(std::span<const float> x, std::span<const float> weights, int lo, int hi) {
   const double step = std::min(0.1, 0.02 * hi);
   return search_scale(x, weights, lo, hi, step,
-                      [=](double v) { return std::nearbyint(std::clamp(v, double(lo), double(hi))); });
+                      [=](double v) { return round_to_even(std::clamp(v, double(lo), double(hi))); });
 }
 
 int nearest_entry(double v, std::span<const signed char> table) {

@@ -41,7 +41,13 @@ void quantize_blocks(const float* in, std::byte* blocks, int64_t n) {
 
 template <class Scalar, float (*kToFloat)(Scalar)>
 void widen_scalars(const std::byte* blocks, float* out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = kToFloat(load_block<Scalar>(blocks, i));
+  // Runs of a fixed length, which compilers turn into vector code.
+  constexpr int64_t kRun = 16;
+  int64_t i = 0;
+  for (; i + kRun <= n; i += kRun) {
+    for (int64_t k = 0; k < kRun; ++k) out[i + k] = kToFloat(load_block<Scalar>(blocks, i + k));
+  }
+  for (; i < n; ++i) out[i] = kToFloat(load_block<Scalar>(blocks, i));
 }
 
 template <class Scalar, Scalar (*kFromFloat)(float)>

@@ -8,10 +8,12 @@ namespace ef {
 void decode(const BlockQ2_K& b, float* out) {
   const float d = f16_to_f32(b.d);
   const float dmin = f16_to_f32(b.dmin);
-  for (int i = 0; i < 256; ++i) {
-    const uint8_t packed = b.scales[i / 16];
-    const int q = b.qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-    out[i] = d * (packed & 15) * q - dmin * (packed >> 4);
+  for (int g = 0; g < 16; ++g) {
+    const float scale = d * (b.scales[g] & 15);
+    const float minimum = dmin * (b.scales[g] >> 4);
+    const uint8_t* qs = b.qs + 32 * (g / 8) + 16 * (g % 2);
+    const int shift = g % 8 / 2 * 2;
+    for (int i = 0; i < 16; ++i) out[16 * g + i] = scale * (qs[i] >> shift & 3) - minimum;
   }
 }
 

@@ -11,9 +11,13 @@ void decode(const BlockQ3_K& b, float* out) {
     const int low = b.scales[g % 8] >> (4 * (g / 8)) & 15;
     const int high = b.scales[8 + g % 4] >> (2 * (g / 4)) & 3;
     const float scale = d * ((low | high << 4) - 32);
-    for (int i = 16 * g; i < 16 * g + 16; ++i) {
-      const int q = (b.qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) | (b.hmask[i % 32] >> (i / 32) & 1) << 2;
-      out[i] = scale * (q - 4);
+    const int first = 16 * (g % 2);
+    const uint8_t* qs = b.qs + 32 * (g / 8) + first;
+    const uint8_t* third = b.hmask + first;
+    const int shift = g % 8 / 2 * 2;
+    for (int i = 0; i < 16; ++i) {
+      const int q = (qs[i] >> shift & 3) | (third[i] >> (g / 2) & 1) << 2;
+      out[16 * g + i] = scale * (q - 4);
     }
   }
 }

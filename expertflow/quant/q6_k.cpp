@@ -20,10 +20,14 @@ struct Place {
 
 void decode(const BlockQ6_K& b, float* out) {
   const float d = f16_to_f32(b.d);
-  for (int i = 0; i < 256; ++i) {
-    const Place p(i);
-    const int q = (b.ql[p.low_byte()] >> p.low_shift() & 15) | (b.qh[p.high_byte()] >> p.high_shift() & 3) << 4;
-    out[i] = d * b.scales[i / 16] * (q - 32);
+  for (int g = 0; g < 16; ++g) {
+    const Place p(16 * g);
+    const float scale = d * b.scales[g];
+    for (int i = 0; i < 16; ++i) {
+      const int low = b.ql[p.low_byte() + i] >> p.low_shift() & 15;
+      const int high = b.qh[p.high_byte() + i] >> p.high_shift() & 3;
+      out[16 * g + i] = scale * ((low | high << 4) - 32);
+    }
   }
 }
 

@@ -38,7 +38,7 @@ class StreamingWriter : public CheckpointWriter {
 
   void declare(const std::string& name, Format format, const std::vector<int64_t>& shape) final {
     EF_CHECK(!begun_, ModelError, "{}: tensor {}: declared after the first write", where(), printable(name));
-    EF_CHECK(!name.empty() && names_.insert(name).second, ModelError,
+    EF_CHECK(!name.empty() && names_.find(name) == names_.end(), ModelError,
              "{}: tensor {}: expected each name once, and none empty", where(), printable(name));
     TensorInfo tensor;
     tensor.name = name;
@@ -46,6 +46,7 @@ class StreamingWriter : public CheckpointWriter {
     tensor.shape = shape;
     tensor.bytes = checked_tensor_bytes(where(), name, format, shape);
     check(tensor);
+    names_.insert(name);
     tensors_.push_back(std::move(tensor));
   }
 
@@ -288,6 +289,11 @@ class SafetensorsWriter final : public StreamingWriter {
     EF_CHECK(!info.safetensors_dtype.empty(), ModelError,
              "{}: tensor {}: expected a format that safetensors has, found {}", where(), printable(tensor.name),
              info.name);
+    try {
+      (void)nlohmann::json(tensor.name).dump();
+    } catch (const nlohmann::json::exception&) {
+      fail<ModelError>("{}: tensor {}: expected a name in UTF-8, found other bytes", where(), printable(tensor.name));
+    }
   }
 
   void lay_out() override {
@@ -336,12 +342,7 @@ class SafetensorsWriter final : public StreamingWriter {
                              {"shape", tensor.shape},
                              {"data_offsets", {tensor.offset, end}}};
     }
-    std::string text;
-    try {
-      text = header.dump();
-    } catch (const nlohmann::json::exception& error) {  // a name that is not UTF-8
-      fail<ModelError>("{}: {}", where(), printable(error.what(), 400));
-    }
+    std::string text = header.dump();
     text.resize(align_up(text.size(), 8), ' ');
     const uint64_t length = text.size();
     text.insert(0, reinterpret_cast<const char*>(&length), 8);

@@ -1,0 +1,88 @@
+#include "expertflow/cache/victims.h"
+
+#include <deque>
+#include <limits>
+
+namespace ef {
+namespace {
+
+constexpr size_t kFree = std::numeric_limits<size_t>::max();
+
+struct Piece {
+  Extent extent;
+  size_t rank = kFree;  // index of the victim, or kFree
+  // Free pages cost nothing; among victims the earlier one goes.
+  bool cheaper_than(const Piece& other) const {
+    if ((rank == kFree) != (other.rank == kFree)) return rank == kFree;
+    return rank < other.rank;
+  }
+};
+
+class Marks {
+ public:
+  explicit Marks(const PagePool& pool) : pool_(pool) {}
+  void add(Extent extent, size_t rank) { by_first_.emplace(extent.first, Piece{extent, rank}); }
+
+  std::optional<Piece> before(uint32_t page) const {
+    if (const auto free = pool_.free_before(page)) return Piece{*free};
+    auto it = by_first_.lower_bound(page);
+    if (it == by_first_.begin()) return std::nullopt;
+    --it;
+    return it->second.extent.end() == page ? std::optional(it->second) : std::nullopt;
+  }
+  std::optional<Piece> after(uint32_t page) const {
+    if (const auto free = pool_.free_after(page)) return Piece{*free};
+    const auto it = by_first_.find(page);
+    return it == by_first_.end() ? std::nullopt : std::optional(it->second);
+  }
+
+ private:
+  const PagePool& pool_;
+  std::map<uint32_t, Piece> by_first_;
+};
+
+// Grows a window around the piece that was marked last until it holds `pages`, taking the cheaper neighbour each time.
+std::optional<std::vector<size_t>> window(const Marks& marks, Piece last, uint32_t pages) {
+  std::deque<Piece> taken = {last};
+  uint64_t total = last.extent.pages;
+  while (total < pages) {
+    const auto left = marks.before(taken.front().extent.first), right = marks.after(taken.back().extent.end());
+    if (!left && !right) return std::nullopt;
+    const bool take_left = left && (!right || left->cheaper_than(*right));
+    total += take_left ? left->extent.pages : right->extent.pages;
+    if (take_left) {
+      taken.push_front(*left);
+    } else {
+      taken.push_back(*right);
+    }
+  }
+  // A large neighbour may have made an earlier one unnecessary.
+  while (taken.size() > 1 && taken.front().rank != last.rank && total - taken.front().extent.pages >= pages) {
+    total -= taken.front().extent.pages;
+    taken.pop_front();
+  }
+  while (taken.size() > 1 && taken.back().rank != last.rank && total - taken.back().extent.pages >= pages) {
+    total -= taken.back().extent.pages;
+    taken.pop_back();
+  }
+  std::vector<size_t> out;
+  for (const Piece& piece : taken)
+    if (piece.rank != kFree) out.push_back(piece.rank);
+  return out;
+}
+
+}  // namespace
+
+std::optional<std::vector<size_t>> choose_victims(const PagePool& pool, std::span<const Victim> ordered, size_t limit,
+                                                  uint32_t pages) {
+  if (pool.largest_free() >= pages) return std::vector<size_t>{};
+  Marks marks(pool);
+  for (size_t i = 0; i < ordered.size() && i < limit; ++i) {
+    if (ordered[i].gone) continue;
+    marks.add(ordered[i].extent, i);
+    if (auto chosen = window(marks, Piece{ordered[i].extent, i}, pages)) return chosen;
+  }
+  return std::nullopt;
+}
+
+}  // namespace ef

@@ -1,0 +1,25 @@
+// Which victims free a contiguous extent at the least harm: candidates are marked in order until free pages and marked
+// slots make a run that is long enough; of that run only the part that is needed leaves.
+#pragma once
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "expertflow/base/ids.h"
+#include "expertflow/cache/page_pool.h"
+
+namespace ef {
+
+struct Victim {
+  ExpertKey key;
+  Extent extent;
+  bool gone = false;
+};
+
+/// Indices into `ordered` of those to evict so that `pages` contiguous pages are free; nothing if all of the first
+/// `limit` do not suffice. Victims that are gone already are skipped.
+std::optional<std::vector<size_t>> choose_victims(const PagePool& pool, std::span<const Victim> ordered, size_t limit,
+                                                  uint32_t pages);
+
+}  // namespace ef

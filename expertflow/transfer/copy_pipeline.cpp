@@ -1,0 +1,135 @@
+#include "expertflow/transfer/copy_pipeline.h"
+
+#include <algorithm>
+
+#include "expertflow/base/errors.h"
+
+namespace ef {
+
+CopyPipeline::CopyPipeline(const ExpertReader& reader, ExpertCache& cache, const Clock& clock,
+                           CopyPipelineOptions options)
+    : reader_(reader), cache_(cache), clock_(clock), options_(std::move(options)) {
+  EF_CHECK(options_.workers >= 1, ConfigError, "copy pipeline: expected at least 1 reader, found {}", options_.workers);
+  for (int i = 0; i < options_.workers; ++i) threads_.emplace_back([this] { work(); });
+}
+
+CopyPipeline::~CopyPipeline() {
+  std::deque<Copy> left;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    left = std::move(demand_);
+    left.insert(left.end(), prefetch_.begin(), prefetch_.end());
+    demand_.clear();
+    prefetch_.clear();
+  }
+  for (const Copy& job : left) cache_.fail(job.key, nullptr);
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void CopyPipeline::submit(std::span<const Copy> copies, CopyPriority priority) {
+  if (copies.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& queue = priority == CopyPriority::kDemand ? demand_ : prefetch_;
+    queue.insert(queue.end(), copies.begin(), copies.end());
+  }
+  wake_.notify_all();
+}
+
+void CopyPipeline::promote(ExpertKey key) {
+  const std::lock_guard lock(mutex_);
+  const auto it = std::find_if(prefetch_.begin(), prefetch_.end(), [&](const Copy& job) { return job.key == key; });
+  if (it == prefetch_.end()) return;
+  demand_.push_back(*it);
+  prefetch_.erase(it);
+}
+
+size_t CopyPipeline::cancel_prefetches() {
+  std::deque<Copy> left;
+  {
+    const std::lock_guard lock(mutex_);
+    left.swap(prefetch_);
+    stats_.cancelled += left.size();
+    if (active_ == 0 && demand_.empty()) idle_.notify_all();
+  }
+  for (const Copy& job : left) cache_.fail(job.key, nullptr);
+  return left.size();
+}
+
+void CopyPipeline::drain() {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [&] { return active_ == 0 && demand_.empty() && prefetch_.empty(); });
+}
+
+CopyStats CopyPipeline::stats() const {
+  const std::lock_guard lock(mutex_);
+  CopyStats out = stats_;
+  out.queued = demand_.size() + prefetch_.size();
+  out.active = active_;
+  out.bytes_per_second = bandwidth_.bytes_per_second();
+  return out;
+}
+
+void CopyPipeline::work() {
+  std::vector<std::byte> staging;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [&] { return stop_ || !demand_.empty() || !prefetch_.empty(); });
+    if (stop_) return;
+    auto& queue = demand_.empty() ? prefetch_ : demand_;
+    const Copy job = queue.front();
+    queue.pop_front();
+    ++active_;
+    lock.unlock();
+    copy(job, staging);
+    lock.lock();
+    --active_;
+    if (active_ == 0 && demand_.empty() && prefetch_.empty()) idle_.notify_all();
+  }
+}
+
+void CopyPipeline::copy(const Copy& job, std::vector<std::byte>& staging) {
+  at("start", job.key);
+  {
+    const std::lock_guard lock(mutex_);
+    bandwidth_.begin(clock_.now());
+  }
+  std::exception_ptr error;
+  uint64_t retries = 0;
+  for (int attempt = 0; attempt <= options_.retries; ++attempt) {
+    if (attempt > 0) {
+      ++retries;
+      at("retry", job.key);
+    }
+    try {
+      reader_.fill(job.key, job.slot, staging);
+      error = nullptr;
+      break;
+    } catch (const DeviceError&) {
+      error = std::current_exception();
+    } catch (...) {  // bad content stays bad; whatever it was, it must reach the waiting step and not end this thread
+      error = std::current_exception();
+      break;
+    }
+  }
+  const uint64_t bytes = error ? 0 : reader_.file_bytes(job.key);
+  {
+    const std::lock_guard lock(mutex_);
+    bandwidth_.end(clock_.now(), bytes);
+    stats_.bytes_read += bytes;
+    stats_.retries += retries;
+    ++(error ? stats_.failed : stats_.copies);
+  }
+  if (error) {
+    cache_.fail(job.key, error);
+    at("fail", job.key);
+  } else {
+    at("filled", job.key);
+    cache_.complete(job.key);
+    at("complete", job.key);
+  }
+}
+
+}  // namespace ef

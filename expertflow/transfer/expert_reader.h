@@ -24,10 +24,8 @@ class ExpertReader {
 class StoreReader final : public ExpertReader {
  public:
   explicit StoreReader(const ExpertStore& store) : store_(store) {}
-  uint64_t file_bytes(ExpertKey key) const override { return store_.file_bytes(key); }
-  void fill(ExpertKey key, std::span<std::byte> slot, std::vector<std::byte>& staging) const override {
-    store_.fill(key, slot, staging);
-  }
+  uint64_t file_bytes(ExpertKey key) const override;
+  void fill(ExpertKey key, std::span<std::byte> slot, std::vector<std::byte>& staging) const override;
 
  private:
   const ExpertStore& store_;

@@ -21,6 +21,8 @@ enum class Dim : uint8_t {
   kKv,         ///< kv_heads * head_dim
   kQLora, kKvLora,
   kKvA,        ///< kv_lora + rope
+  kQkv,        ///< kQ + 2 * kKv
+  kRopePairs,  ///< rotary_dim / 2
   kKvB,        ///< heads * (nope + v_dim)
   kKB,         ///< heads * kv_lora   (GGUF attn_k_b, transposed: each head [kv_lora, nope])
   kVB,         ///< heads * v_dim     (GGUF attn_v_b)
@@ -29,6 +31,7 @@ enum class Dim : uint8_t {
   kExperts, kDenseFfn, kExpertFfn, kExpertFfn2 /* gate and up in one axis */, kSharedFfn
 };
 int64_t dim_value(const Config& config, Dim dim);
+std::string_view dim_name(Dim dim);  ///< for messages: "heads * head_dim"
 
 enum class Role : uint8_t {
   kEmbed, kFinalNorm, kFinalNormBias, kHead, kHeadBias, kRopeFreqs,
@@ -43,6 +46,7 @@ enum class Role : uint8_t {
 };
 
 /// Names may hold {l} (layer) and alternatives separated by '|'. Matrices are [rows, cols]; vectors have rows = kNone.
+/// A tensor with an extent that is 0 in this config (no shared experts, no q_lora) is not expected.
 struct TensorSpec {
   Role role;
   const char* hf;    ///< nullptr: not in this file kind
@@ -50,6 +54,7 @@ struct TensorSpec {
   Dim rows, cols;
   bool optional = false;  ///< absent is fine (a bias, a tied head)
   enum class In : uint8_t { kModel, kEveryLayer, kSparseLayers, kDenseLayers } in = In::kEveryLayer;
+  bool (*applies)(const Config&) = nullptr;  ///< null: always
   /// Which norm feeds or is this tensor; used by widening: norms over the hidden axis are divided by the tiling factor.
   bool hidden_norm() const { return rows == Dim::kNone && cols == Dim::kHidden && is_norm(); }
   bool is_norm() const;
@@ -83,6 +88,8 @@ struct Architecture {
   std::span<const ExpertSpec> gguf_experts;
   /// Name prefixes or substrings of tensors in real files that are skipped knowingly ("rotary_emb.inv_freq", ...).
   std::span<const std::string_view> ignored;
+  /// Tells apart families that share a general.architecture ("llama" is Mixtral only with experts); null: accepts all.
+  bool (*accepts_gguf)(const GgufMetadata& metadata, const TensorDirectory& directory) = nullptr;
 };
 
 std::span<const Architecture> architectures();  ///< registry.cpp: the one table

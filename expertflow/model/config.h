@@ -9,6 +9,8 @@
 
 namespace ef {
 
+inline constexpr int kMaxLayers = 4096;  ///< more is refused: no allocation follows an unchecked count
+
 enum class RopeKind : uint8_t { kNone, kDefault, kLinear, kDynamic, kYarn, kLongrope, kLlama3 };
 
 struct RopeConfig {
@@ -60,7 +62,7 @@ struct LatentConfig {
 struct Config {
   std::string arch;    ///< row of model/registry.cpp
   int vocab = 0, hidden = 0;
-  int heads = 0, kv_heads = 0;
+  int heads = 0, kv_heads = 0;  ///< latent: kv_heads is 1, the compressed key that all heads share
   int head_dim = 0;    ///< of q and k (latent: nope + rope); v too unless latent
   std::optional<LatentConfig> latent;
   std::vector<LayerConfig> layers;
@@ -83,6 +85,12 @@ struct Config {
   int context_length = 0;         ///< positions the model was made for
   std::vector<TokenId> eos;       ///< union of config and generation_config (the tokenizer may add its own)
   std::optional<TokenId> bos;
+  // Which tensors the file must hold beside those of every model of the family (TensorSpec::applies).
+  bool qkv_bias = false, o_bias = false, head_bias = false, selection_bias = false;
+  bool fused_qkv = false;   ///< GGUF attn_qkv
+  bool split_kv_b = false;  ///< GGUF attn_k_b and attn_v_b rather than one attn_kv_b
+  /// Choices worth a log line: defaults taken by family, keys ignored. For people; nothing reads them.
+  std::vector<std::string> notes;
 
   int sparse_layers() const;
   int q_width() const { return heads * head_dim; }

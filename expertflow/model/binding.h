@@ -23,6 +23,12 @@ struct Binding {
   uint64_t resident_bytes = 0;        ///< memory that load() will take for `tensors`
 };
 
+/// Bytes that load_weights() keeps for a tensor: vectors and block scales in float32, matrices as stored (a fused kv_b in a format
+/// that cannot be transposed in place: float32), each rounded up to 64.
+uint64_t loaded_bytes(const Config& config, const BoundTensor& bound);
+
+/// ModelError: every missing tensor listed once; a wrong shape or format with the tensor, expected and found; tensors that nothing
+/// uses (side tensors of unknown quantisations among them); dense tensors where the config promises experts.
 Binding bind(const Architecture& arch, const Config& config, const Checkpoint& checkpoint);
 
 }  // namespace ef

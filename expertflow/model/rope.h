@@ -14,6 +14,8 @@ struct RopeFrequencies {
   std::vector<double> inv_freq;  ///< [rotary_dim / 2]
   double magnitude = 1;
 };
+/// YaRN's growth of attention with the context: 1 up to factor 1, else 0.1 * mscale * ln(factor) + 1.
+double yarn_mscale(double factor, double mscale);
 RopeFrequencies rope_frequencies(const RopeConfig& rope, int context_length, int64_t total_length);
 
 /// cos and sin [rows, rotary_dim/2] for rows at the given positions. total_length[i]: tokens that row i's sequence will hold

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "expertflow/backend/backend.h"
@@ -39,6 +40,7 @@ enum class Unpack : uint8_t {
   kTransposed,  ///< file holds [cols, file_rows] (gpt-oss BF16 [E, in, out]); row r of the part is the file's column row_begin + r * row_step
   kMxfp4Pairs,  ///< Hugging Face _blocks [file_rows, cols/32, 16] and _scales [file_rows, cols/32], repacked to GGUF's MXFP4 blocks; rows as kRows
   kToF32        ///< a vector or matrix in any format with arithmetic, converted; elements row_begin, row_begin + row_step, ...
+                ///< Scales stored as U8 are E8M0 exponents.
 };
 
 struct PartSource {
@@ -82,7 +84,8 @@ class ExpertStore {
 
   std::vector<Read> reads(ExpertKey key) const;
   uint64_t staging_bytes(ExpertKey key) const;
-  /// Fills the parts that are not read straight into the slot.
+  /// Fills the parts that are not read straight into the slot. Call it after all reads, also if none is staged: block scales and
+  /// biases are checked here, a NaN or a scale out of range is a ModelError naming the tensor.
   void unpack(ExpertKey key, std::span<const std::byte> staging, std::span<std::byte> slot) const;
 
   /// All of the above with blocking reads; staging is grown as needed. Throws DeviceError on a short read or EIO: the slot then
@@ -90,12 +93,20 @@ class ExpertStore {
   void fill(ExpertKey key, std::span<std::byte> slot, std::vector<std::byte>& staging) const;
   const TensorDirectory& directory() const { return directory_; }
 
+  /// Reads the block scales of every expert and checks them as unpack() does, so that a bad file fails at load.
+  void check_scales() const;
+
  private:
   const LayerExperts& at(LayerId layer) const;
+  const std::vector<PartSource>& sources(ExpertKey key) const;
   const TensorDirectory& directory_;
   std::vector<LayerExperts> layers_;
   std::vector<int> index_;  ///< by layer, -1 if dense
 };
+
+/// Block scales: finite, not negative, at most kMaxBlockScale (weights up to 448 times that; E8M0 bytes taken for numbers are more).
+inline constexpr float kMaxBlockScale = 32.f;
+void check_block_scales(std::span<const float> scales, const std::string& file, const std::string& tensor);
 
 /// The views that kernels take, over a filled slot.
 ExpertView view_slot(const ExpertLayout& layout, const std::byte* slot);

@@ -1,0 +1,24 @@
+// The list that the op suite runs for: adding a backend or an instruction set is one line.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "expertflow/backend/cpu/cpu_backend.h"
+
+namespace ef::testing {
+
+struct BackendMaker {
+  std::string name;  // letters, digits and _ only
+  std::function<std::unique_ptr<Backend>(ThreadPool&)> make;
+};
+
+inline std::vector<BackendMaker> backend_makers() {
+  std::vector<BackendMaker> makers;
+  for (Isa isa : supported_isas())
+    makers.push_back({"cpu_" + std::string(isa_name(isa)), [isa](ThreadPool& p) { return make_cpu_backend(p, isa); }});
+  return makers;
+}
+
+}  // namespace ef::testing

@@ -97,8 +97,12 @@ class Wave {
   std::vector<float*> hidden_out_, out_;
 };
 
-float gelu_erf(float v) { return 0.5f * v * (1.f + std::erf(v * 0.70710678118654752f)); }
-float gelu_tanh(float v) { return 0.5f * v * (1.f + std::tanh(0.79788456080286536f * (v + 0.044715f * v * v * v))); }
+// v/2 (1 + erf(v / sqrt 2)) and v/2 (1 + tanh(t)), without the cancellation that these have for negative v.
+float gelu_erf(float v) { return 0.5f * v * std::erfc(v * -0.70710678118654752f); }
+float gelu_tanh(float v) {
+  const float t = 0.79788456080286536f * (v + 0.044715f * v * v * v);
+  return v / (1.f + std::exp(-2.f * t));
+}
 
 }  // namespace
 

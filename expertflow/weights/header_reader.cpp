@@ -8,7 +8,9 @@
 namespace ef {
 
 HeaderReader::HeaderReader(const ByteSource& source, uint64_t max_bytes)
-    : source_(source), limit_(std::min(source.size(), max_bytes)), buffer_(new std::byte[kBuffer]) {}
+    : source_(source),
+      limit_(std::min(source.size(), max_bytes)),
+      buffer_(new std::byte[size_t(std::min<uint64_t>(kBuffer, limit_))]) {}
 
 std::string HeaderReader::where() const {
   std::string text = item_;

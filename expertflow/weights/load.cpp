@@ -8,6 +8,10 @@
 namespace ef {
 
 AlignedBuffer::AlignedBuffer(uint64_t bytes) : size_(bytes) {
+  // Allocators may end the program at absurd sizes (the address sanitizer does) instead of saying no.
+  constexpr uint64_t kMost = uint64_t(1) << 39;
+  EF_CHECK(bytes <= kMost, DeviceError, "cannot allocate {} bytes of host memory in one piece (at most {})", bytes,
+           kMost);
   data_.reset(static_cast<std::byte*>(::operator new[](size_t(bytes), std::align_val_t(kAlignment), std::nothrow)));
   EF_CHECK(data_ != nullptr, DeviceError, "cannot allocate {} bytes of host memory", bytes);
 }

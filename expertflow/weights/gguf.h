@@ -13,28 +13,31 @@
 
 namespace ef {
 
-/// A metadata value. Signed integers and unsigned ones below 64 bits are int64_t, u64 is uint64_t, floats are double; arrays of
-/// integers and bools are vector<int64_t>. Arrays are homogeneous; nested arrays are refused by name.
+/// A metadata value. Signed integers and unsigned ones below 64 bits are int64_t, u64 is uint64_t, floats are double;
+/// arrays of integers and bools are vector<int64_t>. Arrays are homogeneous; nested arrays are refused by name.
 struct GgufValue {
   enum class Type : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
   Type type = Type::kU32;
   Type element = Type::kU32;  ///< arrays only
-  std::variant<int64_t, uint64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>, std::vector<std::string>>
+  std::variant<int64_t, uint64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>,
+               std::vector<std::string>>
       value;
 };
 
 std::string_view gguf_type_name(GgufValue::Type type);  ///< "u32", "string"
 
-/// Metadata with typed access. Every getter names the key, the file, the type expected and the type found in its ModelError.
+/// Metadata with typed access. Every getter names the key, the file, the type expected and the type found in its
+/// ModelError.
 class GgufMetadata {
  public:
   bool contains(std::string_view key) const;
   const GgufValue* find(std::string_view key) const;
-  std::string str(std::string_view key) const;      ///< ModelError if absent
-  int64_t integer(std::string_view key) const;      ///< any integer type; ModelError if absent or not integral
-  double number(std::string_view key) const;        ///< any numeric type
+  std::string str(std::string_view key) const;  ///< ModelError if absent
+  int64_t integer(std::string_view key) const;  ///< any integer type; ModelError if absent or not integral
+  double number(std::string_view key) const;    ///< any numeric type
   bool boolean(std::string_view key) const;
-  std::string str_or(std::string_view key, std::string_view otherwise) const;  ///< the default only if absent; a wrong type throws
+  std::string str_or(std::string_view key,
+                     std::string_view otherwise) const;  ///< the default only if absent; a wrong type throws
   int64_t integer_or(std::string_view key, int64_t otherwise) const;
   double number_or(std::string_view key, double otherwise) const;
   bool boolean_or(std::string_view key, bool otherwise) const;
@@ -55,10 +58,10 @@ struct GgufHeader {
 /// general.alignment: 32 if absent; ModelError unless it is a u32 and a power of two.
 uint32_t gguf_alignment(const GgufMetadata& metadata);
 
-/// Parses one file's header and tensor table; tensors get absolute offsets, their `file` is left 0. Split keys are not followed.
-/// Checked before anything is allocated: counts and lengths against the bytes that remain, sizes against overflow, data ranges
-/// against the file; tensors must follow each other without overlap and without holes beyond alignment. ModelError names file,
-/// tensor or key, expected and found.
+/// Parses one file's header and tensor table; tensors get absolute offsets, their `file` is left 0. Split keys are not
+/// followed. Checked before anything is allocated: counts and lengths against the bytes that remain, sizes against
+/// overflow, data ranges against the file; tensors must follow each other without overlap and without holes beyond
+/// alignment. ModelError names file, tensor or key, expected and found.
 GgufHeader parse_gguf(const ByteSource& source, std::vector<TensorInfo>& tensors);
 
 /// parse_gguf into the directory.

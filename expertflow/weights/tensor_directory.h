@@ -1,4 +1,5 @@
-// Where the bytes of a checkpoint are: names, formats, shapes, files, offsets. Built from headers alone; no weight is read.
+// Where the bytes of a checkpoint are: names, formats, shapes, files, offsets. Built from headers alone; no weight is
+// read.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -18,16 +19,16 @@ namespace ef {
 struct TensorInfo {
   std::string name;
   Format format = Format::kF32;
-  /// Row-major, outermost first, whatever the file's convention: a linear layer is {out, in}, stacked experts {E, out, in}.
-  /// (GGUF stores `ne` innermost first; the reader reverses it.)
+  /// Row-major, outermost first, whatever the file's convention: a linear layer is {out, in}, stacked experts {E, out,
+  /// in}. (GGUF stores `ne` innermost first; the reader reverses it.)
   std::vector<int64_t> shape;
   int file = 0;         ///< index into TensorDirectory::files
   uint64_t offset = 0;  ///< absolute, from the start of the file
   uint64_t bytes = 0;
 
   int64_t elements() const;
-  int64_t rows() const;  ///< product of all dimensions but the innermost (1 for a vector)
-  int64_t cols() const;  ///< innermost dimension
+  int64_t rows() const;            ///< product of all dimensions but the innermost (1 for a vector)
+  int64_t cols() const;            ///< innermost dimension
   std::string shape_text() const;  ///< "[8, 64, 32]"
 };
 
@@ -54,7 +55,8 @@ class TensorDirectory {
   /// Reads a whole tensor, or `bytes` at `offset` within it. out.size() bytes exactly.
   void read(const TensorInfo& tensor, uint64_t offset_in_tensor, std::span<std::byte> out) const;
   std::vector<std::byte> read(const TensorInfo& tensor) const;
-  /// As float32; only formats with arithmetic (kF8E4M3 without scales), others are a ModelError: bytes are never taken for numbers.
+  /// As float32; only formats with arithmetic (kF8E4M3 without scales), others are a ModelError: bytes are never taken
+  /// for numbers.
   std::vector<float> read_f32(const TensorInfo& tensor) const;
 
   /// Replaces every file by wrap(file): tests inject faults, later issues O_DIRECT readers.

@@ -1,4 +1,5 @@
-// Writing checkpoints tensor by tensor in bounded memory. Sizes are declared first, data streamed after, in declared order.
+// Writing checkpoints tensor by tensor in bounded memory. Sizes are declared first, data streamed after, in declared
+// order.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -11,25 +12,28 @@
 
 namespace ef {
 
-/// Common face of both writers: declare every tensor, then write each one's bytes in pieces, then finish. A writer that is
-/// destroyed before finish() leaves nothing behind. A full disk or a failed write is a DeviceError naming the file, and the
-/// temporary files are removed; a wrong amount of bytes is a ModelError naming the tensor.
+/// Common face of both writers: declare every tensor, then write each one's bytes in pieces, then finish. A writer that
+/// is destroyed before finish() leaves nothing behind. A full disk or a failed write is a DeviceError naming the file,
+/// and the temporary files are removed; a wrong amount of bytes is a ModelError naming the tensor.
 class CheckpointWriter {
  public:
   virtual ~CheckpointWriter() = default;
   /// Declares a tensor (name, format, row-major shape). Before the first write.
   virtual void declare(const std::string& name, Format format, const std::vector<int64_t>& shape) = 0;
-  /// Appends bytes to the tensor being written; tensors come in the order of declaration, each complete before the next.
+  /// Appends bytes to the tensor being written; tensors come in the order of declaration, each complete before the
+  /// next.
   virtual void write(std::span<const std::byte> bytes) = 0;
-  /// Checks that every declared byte was written, syncs, and makes the file visible (written under a temporary name, renamed).
+  /// Checks that every declared byte was written, syncs, and makes the file visible (written under a temporary name,
+  /// renamed).
   virtual void finish() = 0;
 };
 
 /// One GGUF v3 file with the given metadata: general.alignment honoured, split.* keys left out (the file is whole).
 /// Names have less than 64 bytes, as ggml demands. Formats that GGUF lacks are refused.
 std::unique_ptr<CheckpointWriter> make_gguf_writer(const std::filesystem::path& file, const GgufMetadata& metadata);
-/// model.safetensors, or shards of at most shard_bytes with model.safetensors.index.json. Creates the folder. Within a file
-/// tensors with wider elements come first, so that readers which map the file find every tensor aligned.
-std::unique_ptr<CheckpointWriter> make_safetensors_writer(const std::filesystem::path& folder, uint64_t shard_bytes = 5ull << 30);
+/// model.safetensors, or shards of at most shard_bytes with model.safetensors.index.json. Creates the folder. Within a
+/// file tensors with wider elements come first, so that readers which map the file find every tensor aligned.
+std::unique_ptr<CheckpointWriter> make_safetensors_writer(const std::filesystem::path& folder,
+                                                          uint64_t shard_bytes = 5ull << 30);
 
 }  // namespace ef

@@ -2,6 +2,7 @@
 #include "expertflow/weights/gguf.h"
 
 #include <cmath>
+#include <set>
 
 #include "expertflow/weights/safetensors.h"
 #include "tests/weights/file_bytes.h"
@@ -73,6 +74,33 @@ TEST(Gguf, DataEqualsTheHuggingFaceCheckpoint) {
     gguf.read(stacked, e * slice.size(), slice);
     EXPECT_EQ(slice, one) << e;
   }
+}
+
+TEST(Gguf, QuantisedModelWithVocabulary) {
+  // The bundled model, written by llama.cpp's quantiser; values read off the file with an independent script.
+  TensorDirectory directory;
+  const ef::GgufHeader header = ef::read_gguf(fs::path(EF_SOURCE_DIR) / "models/demo/demo-Q5_K_M.gguf", directory);
+  const std::vector<std::string> tokens = header.metadata.strings("tokenizer.ggml.tokens");
+  ASSERT_EQ(tokens.size(), 16384u);
+  EXPECT_EQ(tokens[1], "<|im_start|>");
+  const std::vector<std::string> merges = header.metadata.strings("tokenizer.ggml.merges");
+  ASSERT_EQ(merges.size(), 16125u);
+  EXPECT_EQ(merges[1], "h e");
+  EXPECT_EQ(header.metadata.integers("tokenizer.ggml.token_type")[2], 3);
+  EXPECT_FALSE(header.metadata.boolean("tokenizer.ggml.add_bos_token"));
+  ASSERT_EQ(directory.tensors().size(), 146u);
+  const ef::TensorInfo& embedding = directory.at("token_embd.weight");
+  EXPECT_EQ(embedding.format, Format::kQ6K);
+  EXPECT_EQ(embedding.offset, 566464u + 1024u);
+  EXPECT_EQ(embedding.bytes, 16384u * 210u);
+  const ef::TensorInfo& up = directory.at("blk.11.ffn_up_exps.weight");
+  EXPECT_EQ(up.format, Format::kQ5K);
+  EXPECT_EQ(up.shape, (std::vector<int64_t>{32, 128, 256}));
+  EXPECT_EQ(up.offset + up.bytes, 34784960u);
+  // K-quants need rows of 256: the narrower down projections have other formats in the same file.
+  std::set<Format> formats;
+  for (const ef::TensorInfo& t : directory.tensors()) formats.insert(t.format);
+  EXPECT_EQ(formats, (std::set<Format>{Format::kF32, Format::kQ5_1, Format::kQ8_0, Format::kQ5K, Format::kQ6K}));
 }
 
 TEST(Gguf, EveryFixtureOpens) {

@@ -11,9 +11,6 @@ namespace ef {
 namespace {
 
 constexpr std::string_view kSpace = "\\t-\\r\\x{85}\\p{Z}";
-constexpr std::string_view kNotSpace =
-    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}"
-    "\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{d7ff}\\x{e000}-\\x{10ffff}";
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 // Outside a class Oniguruma's \w also takes the numeric signs of Latin-1, since its table of the first 256 characters
 // says so.
@@ -241,83 +238,86 @@ class Translator {
     emit_atom(character_escape());
   }
 
+  // What a class or one side of && holds: a fragment of a PCRE2 class, and sets that a fragment cannot express.
+  struct ClassSet {
+    std::string fragment;
+    std::vector<std::string> atoms;
+
+    std::string atom() const {
+      if (atoms.empty()) return "[" + fragment + "]";
+      std::string any = "(?:";
+      if (!fragment.empty()) any += "[" + fragment + "]|";
+      for (size_t i = 0; i < atoms.size(); ++i) any += (i == 0 ? "" : "|") + atoms[i];
+      return any + ")";
+    }
+  };
+
   // A class, as a PCRE2 atom. at_ is at '[' and moves behind ']'.
   std::string character_class(int depth) {
     if (depth > kMaxClassDepth) unsupported("so deep a nesting of classes");
     ++at_;
     const bool negated = at_ < in_.size() && in_[at_] == '^';
     if (negated) ++at_;
-    std::vector<std::string> operands{""};
+    std::vector<ClassSet> operands(1);
     bool first = true;
     while (true) {
       if (at_ >= in_.size()) unsupported("a class without end");
       if (in_[at_] == ']' && !first) break;
-      first = false;
       if (next_is("&&")) {
         at_ += 2;
         operands.emplace_back();
-        continue;
+      } else {
+        class_item(operands.back(), depth);
       }
-      class_item(operands.back(), depth);
+      first = false;
     }
     ++at_;
+    for (const ClassSet& operand : operands) {
+      if (operand.fragment.empty() && operand.atoms.empty()) unsupported("an empty operand of &&");
+    }
     return join_operands(operands, negated);
   }
 
-  static std::string as_class(const std::string& fragment) {
-    return !fragment.empty() && fragment[0] == '\1' ? fragment.substr(1) : "[" + fragment + "]";
-  }
-
-  std::string join_operands(const std::vector<std::string>& operands, bool negated) const {
-    if (operands.size() == 1 && operands[0][0] != '\1') return (negated ? "[^" : "[") + operands[0] + "]";
+  static std::string join_operands(const std::vector<ClassSet>& operands, bool negated) {
+    if (operands.size() == 1 && operands[0].atoms.empty()) return (negated ? "[^" : "[") + operands[0].fragment + "]";
     std::string all = "(?:";
-    for (size_t i = 1; i < operands.size(); ++i) {
-      if (operands[i].empty()) unsupported("an empty operand of &&");
-      all += "(?=" + as_class(operands[i]) + ")";
-    }
-    all += as_class(operands[0]) + ")";
+    for (size_t i = 1; i < operands.size(); ++i) all += "(?=" + operands[i].atom() + ")";
+    all += operands[0].atom() + ")";
     return negated ? "(?:(?!" + all + ")[\\x{0}-\\x{10ffff}])" : all;
   }
 
-  // One item of a class is appended to the fragment. A nested class that cannot be flattened must stand alone in its
-  // operand; it is kept as an atom, marked by a first byte 1.
-  void class_item(std::string& fragment, int depth) {
+  void class_item(ClassSet& set, int depth) {
     const char c = in_[at_];
-    if (!fragment.empty() && fragment[0] == '\1')
-      unsupported("a union with a nested class that is negated or an intersection");
-    if (c == '[' && next_is("[:")) return posix(fragment);
+    if (c == '[' && next_is("[:")) return posix(set);
     if (c == '[') {
       const std::string inner = character_class(depth + 1);
       const bool flat = inner[0] == '[' && inner[1] != '^';
       if (flat) {
-        fragment.append(inner, 1, inner.size() - 2);
-      } else if (fragment.empty()) {
-        fragment = '\1' + inner;
+        set.fragment.append(inner, 1, inner.size() - 2);
       } else {
-        unsupported("a union with a nested class that is negated or an intersection");
+        set.atoms.push_back(inner);
       }
       return;
     }
-    if (c == '\\') {
-      if (const auto set = set_escape()) {
-        fragment += set->negated ? complement(set->positive) : set->positive;
-      } else {
-        fragment += character_escape();
-      }
-      return;
+    if (c != '\\') {
+      ++at_;
+      set.fragment += c;
+    } else if (const auto part = set_escape()) {
+      add(set, part->positive, part->negated);
+    } else {
+      set.fragment += character_escape();
     }
-    ++at_;
-    fragment += c;
   }
 
-  std::string complement(const std::string& fragment) const {
-    if (fragment == kSpace) return std::string(kNotSpace);
-    const bool one_property = fragment.starts_with("\\p{") && fragment.find('}') == fragment.size() - 1;
-    if (one_property) return "\\P" + fragment.substr(2);
-    unsupported("a complement inside a class");
+  static void add(ClassSet& set, const std::string& fragment, bool negated) {
+    if (negated) {
+      set.atoms.push_back("[^" + fragment + "]");
+    } else {
+      set.fragment += fragment;
+    }
   }
 
-  void posix(std::string& fragment) {
+  void posix(ClassSet& set) {
     const size_t close = in_.find(":]", at_);
     if (close == std::string_view::npos) unsupported("a POSIX class without end");
     std::string_view name = in_.substr(at_ + 2, close - at_ - 2);
@@ -325,7 +325,7 @@ class Translator {
     if (negated) name.remove_prefix(1);
     for (const Property& known : kPosix) {
       if (known.name != name) continue;
-      fragment += negated ? complement(std::string(known.pcre2)) : std::string(known.pcre2);
+      add(set, std::string(known.pcre2), negated);
       at_ = close + 2;
       return;
     }

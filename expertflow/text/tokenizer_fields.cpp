@@ -56,7 +56,7 @@ bool boolean_or(const Node& node, const char* key, bool otherwise) {
 size_t count_or(const Node& node, const char* key, size_t otherwise) {
   const Node found = member(node, key);
   if (found.value.is_null()) return otherwise;
-  if (!found.value.is_number_unsigned()) wrong(found, "a non-negative integer");
+  if (!found.value.is_number_integer() || found.value < 0) wrong(found, "a non-negative integer");
   return found.value.get<size_t>();
 }
 

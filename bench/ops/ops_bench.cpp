@@ -1,9 +1,10 @@
 // Matrix products and attention of the CPU backend, per format and instruction set, beside this machine's measured
 // memory bandwidth. Rows: 1 is decode (bytes matter), more is prefill (arithmetic matters).
-//   bench_ops [--threads N] [--isa NAME] [--rows 1,512] [--cols 2048] [--seconds 0.3]
+//   bench_ops [--threads N] [--isa NAME] [--rows 1,512] [--cols 2048] [--seconds 0.3] [--clock wall|cpu]
+// On a machine shared with other programs, --clock cpu counts this program's own time (per thread).
 #include <fmt/format.h>
+#include <time.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -23,16 +24,24 @@ struct Options {
   std::vector<int64_t> rows = {1, 4, 512};
   int64_t cols = 2048;
   double seconds = 0.3;
+  bool cpu_clock = false;
 };
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double read_clock(clockid_t id) {
+  timespec t{};
+  clock_gettime(id, &t);
+  return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+}
 
-// Seconds of one call, the best of several batches: other programs on the machine only ever add time.
+// Seconds of one call, the best of several: other programs on the machine only ever add time.
 template <class F>
-double best_time(double seconds, F&& f) {
+double best_time(const Options& options, F&& f) {
+  const auto now = [&] {
+    return options.cpu_clock ? read_clock(CLOCK_PROCESS_CPUTIME_ID) / options.threads : read_clock(CLOCK_MONOTONIC);
+  };
   f();
   double best = 1e30;
-  const double end = now() + seconds;
+  const double end = now() + options.seconds;
   do {
     const double start = now();
     f();
@@ -42,11 +51,11 @@ double best_time(double seconds, F&& f) {
 }
 
 // The whole buffer read once by all threads with the widest plain loop: what streaming weights can reach at most.
-double read_bandwidth(ThreadPool& pool, const Buffer& memory, double seconds) {
+double read_bandwidth(ThreadPool& pool, const Buffer& memory, const Options& options) {
   const int64_t n = int64_t(memory.size() / 64);
   const auto* data = memory.as<uint64_t>();
   std::vector<uint64_t> sums(size_t(pool.size()) * 8);
-  const double time = best_time(seconds, [&] {
+  const double time = best_time(options, [&] {
     pool.parallel_for(n, 1 << 14, [&](int64_t begin, int64_t end, int worker) {
       uint64_t s[8] = {};
       for (int64_t i = begin; i < end; ++i)
@@ -84,7 +93,7 @@ void bench_linear(Backend& backend, const Options& options, const FormatInfo& fo
     w.rows = rows < 32 ? int64_t(memory.size() / row) : 2048;
     std::vector<float> x(size_t(rows * w.cols), 0.5f), out(size_t(rows * w.rows));
     LinearArgs args{.w = w, .rows = rows, .x = x.data(), .out = out.data()};
-    const double time = best_time(options.seconds, [&] { backend.linear(*stream, args); });
+    const double time = best_time(options, [&] { backend.linear(*stream, args); });
     const double flops = 2.0 * double(w.rows) * double(w.cols) * double(rows) / time;
     const double bytes = double(w.bytes()) / time;
     fmt::print("{:<8} {:>5} rows {:>7} x {:<5} {:>8.2f} GFLOP/s {:>8.2f} GB/s of weights ({:.0f} % of peak reads)\n",
@@ -113,7 +122,7 @@ void bench_attention(Backend& backend, const Options& options, int64_t rows, int
   args.q = q.data();
   args.out = out.data();
   auto stream = backend.make_stream();
-  const double time = best_time(options.seconds, [&] { backend.attention(*stream, args); });
+  const double time = best_time(options, [&] { backend.attention(*stream, args); });
   const double pairs = double(rows) * (double(context) - double(rows - 1) / 2);
   fmt::print("attention, BF16 cache, {} rows at {} positions, {} heads on {}: {:.2f} GFLOP/s, {:.2f} GB/s of cache\n",
              rows, context, kHeads, kKvHeads, 4 * pairs * kHeads * kDim / time * 1e-9,
@@ -146,8 +155,10 @@ Options parse(int argc, char** argv) {
       options.cols = std::stoll(value);
     else if (flag == "--seconds")
       options.seconds = std::stod(value);
+    else if (flag == "--clock" && (value == "wall" || value == "cpu"))
+      options.cpu_clock = value == "cpu";
     else
-      fail<ConfigError>("unknown flag {}: expected --threads, --isa, --rows, --cols or --seconds", flag);
+      fail<ConfigError>("{} {}: expected --threads, --isa, --rows, --cols, --seconds or --clock wall|cpu", flag, value);
   }
   return options;
 }
@@ -160,7 +171,7 @@ void run(const Options& options) {
     auto backend = make_cpu_backend(pool, isa);
     Buffer memory = backend->allocate(256 << 20);
     std::fill_n(memory.data(), memory.size(), std::byte(1));
-    const double peak = read_bandwidth(pool, memory, options.seconds);
+    const double peak = read_bandwidth(pool, memory, options);
     fmt::print("== {}; memory reads {:.2f} GB/s\n", backend->description(), peak * 1e-9);
     for (const FormatInfo& format : all_formats()) {
       if (!has_arithmetic(format.format) || options.cols % format.block_elements != 0) continue;

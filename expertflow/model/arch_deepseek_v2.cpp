@@ -1,4 +1,5 @@
-// DeepSeek-V2, V2-Lite, V2.5: latent attention, softmax before group-limited top-k (a group's score is its best expert's).
+// DeepSeek-V2, V2-Lite, V2.5: latent attention, softmax before group-limited top-k (a group's score is its best
+// expert's).
 #include "expertflow/model/latent_common.h"
 
 namespace ef {
@@ -23,7 +24,9 @@ Config from_gguf(const GgufMetadata& metadata, const TensorDirectory& directory)
   return out;
 }
 
-bool accepts(const GgufMetadata& metadata, const TensorDirectory& directory) { return !is_deepseek_v3_gguf(metadata, directory); }
+bool accepts(const GgufMetadata& metadata, const TensorDirectory& directory) {
+  return !is_deepseek_v3_gguf(metadata, directory);
+}
 
 constexpr std::string_view kHfTypes[] = {"deepseek_v2"};
 constexpr std::string_view kGgufArchs[] = {"deepseek2"};
@@ -31,7 +34,8 @@ constexpr std::string_view kGgufArchs[] = {"deepseek2"};
 }  // namespace
 
 Architecture deepseek_v2() {
-  return {"deepseek_v2", kHfTypes, kGgufArchs, from_hf, from_gguf, kLatentTensors, kHfMlpExperts, kGgufExperts, kLatentIgnored, accepts};
+  return {"deepseek_v2",  kHfTypes,      kGgufArchs,   from_hf,        from_gguf,
+          kLatentTensors, kHfMlpExperts, kGgufExperts, kLatentIgnored, accepts};
 }
 
 }  // namespace ef

@@ -27,8 +27,8 @@ constexpr std::string_view kGgufArchs[] = {"deepseek2"};
 }  // namespace
 
 Architecture deepseek_v3() {
-  return {"deepseek_v3", kHfTypes, kGgufArchs, from_hf, from_gguf, kLatentTensors, kHfMlpExperts, kGgufExperts, kLatentIgnored,
-          is_deepseek_v3_gguf};
+  return {"deepseek_v3",  kHfTypes,      kGgufArchs,   from_hf,        from_gguf,
+          kLatentTensors, kHfMlpExperts, kGgufExperts, kLatentIgnored, is_deepseek_v3_gguf};
 }
 
 }  // namespace ef

@@ -8,12 +8,13 @@ namespace ef {
 
 namespace {
 
-constexpr auto kTensors =
-    join(kModelTensors, kAttention, kAttentionBiases, kQkNormPerHead, kDenseFfn, kRouterMlpGate, kSelectionBias, kSharedExperts);
+constexpr auto kTensors = join(kModelTensors, kAttention, kAttentionBiases, kQkNormPerHead, kDenseFfn, kRouterMlpGate,
+                               kSelectionBias, kSharedExperts);
 
 int shared_width(const std::string& where, int count, int width) {
   int64_t shared = int64_t(count) * width;
-  EF_CHECK(shared >= 0 && shared < (1 << 30), ModelError, "{}: {} shared experts of {} are too many", where, count, width);
+  EF_CHECK(shared >= 0 && shared < (1 << 30), ModelError, "{}: {} shared experts of {} are too many", where, count,
+           width);
   return int(shared);
 }
 

@@ -8,11 +8,12 @@ namespace ef {
 namespace {
 
 constexpr std::array kOwn = {
-    TensorSpec{Role::kSinks, "model.layers.{l}.self_attn.sinks", "blk.{l}.attn_sinks.weight|blk.{l}.attn_sinks", Dim::kNone, Dim::kHeads},
-    TensorSpec{Role::kRouter, "model.layers.{l}.mlp.router.weight", "blk.{l}.ffn_gate_inp.weight", Dim::kExperts, Dim::kHidden, false,
-               In::kSparseLayers},
-    TensorSpec{Role::kRouterBias, "model.layers.{l}.mlp.router.bias", "blk.{l}.ffn_gate_inp.bias", Dim::kNone, Dim::kExperts, false,
-               In::kSparseLayers},
+    TensorSpec{Role::kSinks, "model.layers.{l}.self_attn.sinks", "blk.{l}.attn_sinks.weight|blk.{l}.attn_sinks",
+               Dim::kNone, Dim::kHeads},
+    TensorSpec{Role::kRouter, "model.layers.{l}.mlp.router.weight", "blk.{l}.ffn_gate_inp.weight", Dim::kExperts,
+               Dim::kHidden, false, In::kSparseLayers},
+    TensorSpec{Role::kRouterBias, "model.layers.{l}.mlp.router.bias", "blk.{l}.ffn_gate_inp.bias", Dim::kNone,
+               Dim::kExperts, false, In::kSparseLayers},
 };
 constexpr auto kTensors = join(kModelTensors, kAttention, kAttentionBiases, kOwn);
 
@@ -25,10 +26,11 @@ constexpr std::array kHfExperts = {
                "model.layers.{l}.mlp.experts.down_proj_bias"},
 };
 constexpr std::array kGgufExpertsWithBias = {
-    ExpertSpec{ExpertFileLayout::kSeparate, "blk.{l}.ffn_gate_exps.weight", "blk.{l}.ffn_up_exps.weight", "blk.{l}.ffn_down_exps.weight",
-               "blk.{l}.ffn_gate_exps.bias", "blk.{l}.ffn_up_exps.bias", "blk.{l}.ffn_down_exps.bias"},
-    ExpertSpec{ExpertFileLayout::kGateUpRows, "blk.{l}.ffn_gate_up_exps.weight", nullptr, "blk.{l}.ffn_down_exps.weight",
-               "blk.{l}.ffn_gate_up_exps.bias", nullptr, "blk.{l}.ffn_down_exps.bias"},
+    ExpertSpec{ExpertFileLayout::kSeparate, "blk.{l}.ffn_gate_exps.weight", "blk.{l}.ffn_up_exps.weight",
+               "blk.{l}.ffn_down_exps.weight", "blk.{l}.ffn_gate_exps.bias", "blk.{l}.ffn_up_exps.bias",
+               "blk.{l}.ffn_down_exps.bias"},
+    ExpertSpec{ExpertFileLayout::kGateUpRows, "blk.{l}.ffn_gate_up_exps.weight", nullptr,
+               "blk.{l}.ffn_down_exps.weight", "blk.{l}.ffn_gate_up_exps.bias", nullptr, "blk.{l}.ffn_down_exps.bias"},
 };
 
 void set_family(Config& out) {
@@ -57,7 +59,8 @@ Config from_gguf(const GgufMetadata& metadata, const TensorDirectory& directory)
   // The published configs say "truncate": false, for which GGUF has no key.
   Config out = gguf_common("gpt_oss", keys, directory, {.yarn_truncate = false});
   set_family(out);
-  out.expert_ffn = keys.integer(keys.has("expert_feed_forward_length") ? "expert_feed_forward_length" : "feed_forward_length");
+  out.expert_ffn =
+      keys.integer(keys.has("expert_feed_forward_length") ? "expert_feed_forward_length" : "feed_forward_length");
   int window = keys.integer("attention.sliding_window");
   for (size_t l = 0; l < out.layers.size(); l += 2) out.layers[l].window = window;
   return out;

@@ -1,4 +1,5 @@
-// Mixtral (8x7B, 8x22B). GGUF files call it "llama"; the converter permutes q and k there, so that rope pairs are neighbours.
+// Mixtral (8x7B, 8x22B). GGUF files call it "llama"; the converter permutes q and k there, so that rope pairs are
+// neighbours.
 #include "expertflow/model/arch_common.h"
 #include "expertflow/model/gguf_config.h"
 #include "expertflow/model/hf_config.h"
@@ -8,8 +9,8 @@ namespace ef {
 namespace {
 
 constexpr std::array kOwn = {
-    TensorSpec{Role::kRouter, "model.layers.{l}.block_sparse_moe.gate.weight|model.layers.{l}.mlp.gate.weight", "blk.{l}.ffn_gate_inp.weight",
-               Dim::kExperts, Dim::kHidden, false, In::kSparseLayers},
+    TensorSpec{Role::kRouter, "model.layers.{l}.block_sparse_moe.gate.weight|model.layers.{l}.mlp.gate.weight",
+               "blk.{l}.ffn_gate_inp.weight", Dim::kExperts, Dim::kHidden, false, In::kSparseLayers},
 };
 constexpr auto kTensors = join(kModelTensors, kAttention, kOwn);
 
@@ -31,13 +32,16 @@ Config from_gguf(const GgufMetadata& metadata, const TensorDirectory& directory)
   GgufKeys keys(metadata);
   Config out = gguf_common("mixtral", keys, directory, {.rope_interleaved = true});
   set_router(out);
-  out.expert_ffn = keys.integer(keys.has("expert_feed_forward_length") ? "expert_feed_forward_length" : "feed_forward_length");
+  out.expert_ffn =
+      keys.integer(keys.has("expert_feed_forward_length") ? "expert_feed_forward_length" : "feed_forward_length");
   int window = keys.integer_or("attention.sliding_window", 0);
   for (LayerConfig& layer : out.layers) layer.window = window;
   return out;
 }
 
-bool has_experts(const GgufMetadata& metadata, const TensorDirectory&) { return metadata.integer_or("llama.expert_count", 0) > 0; }
+bool has_experts(const GgufMetadata& metadata, const TensorDirectory&) {
+  return metadata.integer_or("llama.expert_count", 0) > 0;
+}
 
 constexpr std::string_view kHfTypes[] = {"mixtral"};
 constexpr std::string_view kGgufArchs[] = {"llama"};
@@ -45,7 +49,8 @@ constexpr std::string_view kGgufArchs[] = {"llama"};
 }  // namespace
 
 Architecture mixtral() {
-  return {"mixtral", kHfTypes, kGgufArchs, from_hf, from_gguf, kTensors, kHfBlockSparseExperts, kGgufExperts, kIgnored, has_experts};
+  return {"mixtral",    kHfTypes, kGgufArchs, from_hf, from_gguf, kTensors, kHfBlockSparseExperts,
+          kGgufExperts, kIgnored, has_experts};
 }
 
 }  // namespace ef

@@ -8,8 +8,10 @@ namespace ef {
 namespace {
 
 constexpr std::array kNorms = {
-    TensorSpec{Role::kQNorm, "model.layers.{l}.self_attn.q_norm.weight", "blk.{l}.attn_q_norm.weight", Dim::kNone, Dim::kQ},
-    TensorSpec{Role::kKNorm, "model.layers.{l}.self_attn.k_norm.weight", "blk.{l}.attn_k_norm.weight", Dim::kNone, Dim::kKv},
+    TensorSpec{Role::kQNorm, "model.layers.{l}.self_attn.q_norm.weight", "blk.{l}.attn_q_norm.weight", Dim::kNone,
+               Dim::kQ},
+    TensorSpec{Role::kKNorm, "model.layers.{l}.self_attn.k_norm.weight", "blk.{l}.attn_k_norm.weight", Dim::kNone,
+               Dim::kKv},
 };
 constexpr auto kTensors = join(kModelTensors, kAttention, kAttentionBiases, kNorms, kRouterMlpGate);
 
@@ -29,7 +31,8 @@ Config from_gguf(const GgufMetadata& metadata, const TensorDirectory& directory)
   Config out = gguf_common("olmoe", keys, directory, {});
   out.qk_norm = QkNorm::kWhole;
   gguf_router_weights(out, keys, false);
-  out.expert_ffn = keys.integer(keys.has("expert_feed_forward_length") ? "expert_feed_forward_length" : "feed_forward_length");
+  out.expert_ffn =
+      keys.integer(keys.has("expert_feed_forward_length") ? "expert_feed_forward_length" : "feed_forward_length");
   out.clip_qkv = float(keys.number_or("attention.clamp_kqv", 0));
   return out;
 }

@@ -8,14 +8,14 @@ namespace ef {
 namespace {
 
 constexpr std::array kShared = {
-    TensorSpec{Role::kSharedGate, "model.layers.{l}.mlp.shared_expert.gate_proj.weight", "blk.{l}.ffn_gate_shexp.weight", Dim::kSharedFfn,
-               Dim::kHidden, false, In::kSparseLayers},
-    TensorSpec{Role::kSharedUp, "model.layers.{l}.mlp.shared_expert.up_proj.weight", "blk.{l}.ffn_up_shexp.weight", Dim::kSharedFfn,
-               Dim::kHidden, false, In::kSparseLayers},
-    TensorSpec{Role::kSharedDown, "model.layers.{l}.mlp.shared_expert.down_proj.weight", "blk.{l}.ffn_down_shexp.weight", Dim::kHidden,
-               Dim::kSharedFfn, false, In::kSparseLayers},
-    TensorSpec{Role::kSharedExpertGate, "model.layers.{l}.mlp.shared_expert_gate.weight", "blk.{l}.ffn_gate_inp_shexp.weight", Dim::kOne,
-               Dim::kHidden, false, In::kSparseLayers},
+    TensorSpec{Role::kSharedGate, "model.layers.{l}.mlp.shared_expert.gate_proj.weight",
+               "blk.{l}.ffn_gate_shexp.weight", Dim::kSharedFfn, Dim::kHidden, false, In::kSparseLayers},
+    TensorSpec{Role::kSharedUp, "model.layers.{l}.mlp.shared_expert.up_proj.weight", "blk.{l}.ffn_up_shexp.weight",
+               Dim::kSharedFfn, Dim::kHidden, false, In::kSparseLayers},
+    TensorSpec{Role::kSharedDown, "model.layers.{l}.mlp.shared_expert.down_proj.weight",
+               "blk.{l}.ffn_down_shexp.weight", Dim::kHidden, Dim::kSharedFfn, false, In::kSparseLayers},
+    TensorSpec{Role::kSharedExpertGate, "model.layers.{l}.mlp.shared_expert_gate.weight",
+               "blk.{l}.ffn_gate_inp_shexp.weight", Dim::kOne, Dim::kHidden, false, In::kSparseLayers},
 };
 constexpr auto kTensors = join(kModelTensors, kAttention, kAttentionBiases, kDenseFfn, kRouterMlpGate, kShared);
 

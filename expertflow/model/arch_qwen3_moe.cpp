@@ -18,7 +18,8 @@ Config from_hf(const nlohmann::json& json, const nlohmann::json& generation) {
   out.dense_ffn = config.integer_or("intermediate_size", 0);
   out.qkv_bias = out.o_bias = config.boolean_or("attention_bias", false);
   hf_sparse_step(out, config);
-  if (config.boolean_or("use_sliding_window", false)) hf_windows(out, config, config.integer_or("sliding_window", 4096));
+  if (config.boolean_or("use_sliding_window", false))
+    hf_windows(out, config, config.integer_or("sliding_window", 4096));
   return out;
 }
 

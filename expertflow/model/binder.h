@@ -1,4 +1,5 @@
-// What both halves of binding share: finding tensors by pattern, remembering which were used and which are missing, checking shapes.
+// What both halves of binding share: finding tensors by pattern, remembering which were used and which are missing,
+// checking shapes.
 #pragma once
 #include <string>
 #include <string_view>
@@ -42,13 +43,16 @@ class Binder {
   void bind_experts(LayerId layer);
   const ExpertSpec* choose_experts(LayerId layer) const;
   void note_missing_experts(const ExpertSpec& spec, LayerId layer);
-  std::vector<PartSource> expert_sources(const ExpertSpec& spec, LayerId layer, ExpertId expert, std::vector<ExpertPart>& parts);
-  void add_matrix(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t rows, int64_t cols, int64_t file_rows, int64_t row_begin,
-                  int64_t row_step, Unpack unpack);
-  void add_mxfp4(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t rows, int64_t cols, int64_t file_rows, int64_t row_begin,
-                 int64_t row_step);
-  void add_scales(ExpertPlan& plan, ExpertRole role, const TensorInfo& matrix, const PartSource& of, const ExpertPart& part, int64_t file_rows);
-  void add_bias(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t n, int64_t file_n, int64_t begin, int64_t step);
+  std::vector<PartSource> expert_sources(const ExpertSpec& spec, LayerId layer, ExpertId expert,
+                                         std::vector<ExpertPart>& parts);
+  void add_matrix(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t rows, int64_t cols, int64_t file_rows,
+                  int64_t row_begin, int64_t row_step, Unpack unpack);
+  void add_mxfp4(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t rows, int64_t cols, int64_t file_rows,
+                 int64_t row_begin, int64_t row_step);
+  void add_scales(ExpertPlan& plan, ExpertRole role, const TensorInfo& matrix, const PartSource& of,
+                  const ExpertPart& part, int64_t file_rows);
+  void add_bias(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t n, int64_t file_n, int64_t begin,
+                int64_t step);
   const TensorInfo* require(const ExpertPlan& plan, std::string_view pattern);
 
   const Architecture& arch_;

@@ -13,11 +13,12 @@ namespace ef {
 
 namespace {
 
-constexpr size_t kListed = 24;        // names shown in a message
-constexpr size_t kGiveUp = 1 << 14;   // missing names after which a hostile config is not followed further
+constexpr size_t kListed = 24;       // names shown in a message
+constexpr size_t kGiveUp = 1 << 14;  // missing names after which a hostile config is not followed further
 
 void replace(std::string& text, std::string_view what, const std::string& with) {
-  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += with.size()) text.replace(at, what.size(), with);
+  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += with.size())
+    text.replace(at, what.size(), with);
 }
 
 std::string fill_in(std::string_view pattern, LayerId layer, ExpertId expert) {
@@ -47,7 +48,11 @@ std::string tensor_name(std::string_view pattern, LayerId layer, ExpertId expert
 }
 
 Binder::Binder(const Architecture& arch, const Config& config, const Checkpoint& checkpoint)
-    : arch_(arch), config_(config), checkpoint_(checkpoint), directory_(checkpoint.directory), used_(directory_.tensors().size(), 0) {}
+    : arch_(arch),
+      config_(config),
+      checkpoint_(checkpoint),
+      directory_(checkpoint.directory),
+      used_(directory_.tensors().size(), 0) {}
 
 const TensorInfo* Binder::find(std::string_view pattern, LayerId layer, ExpertId expert) const {
   while (!pattern.empty()) {
@@ -72,16 +77,17 @@ void Binder::check_shape(const TensorInfo& tensor, std::vector<Extent> expected)
     values.push_back(e.value);
     text.push_back(e.meaning.empty() ? fmt::format("{}", e.value) : fmt::format("{} ({})", e.value, e.meaning));
   }
-  EF_CHECK(tensor.shape == values, ModelError, "{}: tensor {}: expected shape [{}], found {}", directory_.file_name(tensor), tensor.name,
-           fmt::join(text, ", "), tensor.shape_text());
+  EF_CHECK(tensor.shape == values, ModelError, "{}: tensor {}: expected shape [{}], found {}",
+           directory_.file_name(tensor), tensor.name, fmt::join(text, ", "), tensor.shape_text());
 }
 
 void Binder::check_matrix_format(const TensorInfo& t) const {
   const FormatInfo& info = format_info(t.format);
-  EF_CHECK(has_arithmetic(t.format), ModelError, "{}: tensor {}: expected a weight format, found {}", directory_.file_name(t), t.name,
-           info.name);
-  EF_CHECK(t.cols() % info.block_elements == 0, ModelError, "{}: tensor {}: expected rows of whole {} blocks ({} elements), found {}",
-           directory_.file_name(t), t.name, info.name, info.block_elements, t.shape_text());
+  EF_CHECK(has_arithmetic(t.format), ModelError, "{}: tensor {}: expected a weight format, found {}",
+           directory_.file_name(t), t.name, info.name);
+  EF_CHECK(t.cols() % info.block_elements == 0, ModelError,
+           "{}: tensor {}: expected rows of whole {} blocks ({} elements), found {}", directory_.file_name(t), t.name,
+           info.name, info.block_elements, t.shape_text());
 }
 
 // The 128 x 128 block scales that belong to an FP8 matrix [rows, cols], or to a stack of them.
@@ -96,8 +102,9 @@ TensorInfo Binder::block_scales(const TensorInfo& matrix, std::vector<Extent> le
   leading.push_back({blocks_of_128(rows), "rows / 128, rounded up"});
   leading.push_back({blocks_of_128(cols), "columns / 128, rounded up"});
   check_shape(*scales, leading);
-  EF_CHECK(is_plain(scales->format) || scales->format == Format::kU8, ModelError, "{}: tensor {}: expected F32, F16, BF16 or U8 (E8M0), found {}",
-           directory_.file_name(*scales), name, format_info(scales->format).name);
+  EF_CHECK(is_plain(scales->format) || scales->format == Format::kU8, ModelError,
+           "{}: tensor {}: expected F32, F16, BF16 or U8 (E8M0), found {}", directory_.file_name(*scales), name,
+           format_info(scales->format).name);
   return *scales;
 }
 
@@ -123,11 +130,12 @@ void Binder::bind_tensor(const TensorSpec& spec, LayerId layer) {
   const int64_t rows = dim_value(config_, spec.rows), cols = dim_value(config_, spec.cols);
   if (spec.rows == Dim::kNone) {
     check_shape(*t, {{cols, dim_name(spec.cols)}});
-    EF_CHECK(is_plain(t->format), ModelError, "{}: tensor {}: expected F32, F16 or BF16, found {}", directory_.file_name(*t), t->name,
-             format_info(t->format).name);
+    EF_CHECK(is_plain(t->format), ModelError, "{}: tensor {}: expected F32, F16 or BF16, found {}",
+             directory_.file_name(*t), t->name, format_info(t->format).name);
   } else {
     // GGUF stacks heads (attn_k_b) and drops an extent of one; the product is what counts there.
-    if (t->rows() != rows || t->cols() != cols) check_shape(*t, {{rows, dim_name(spec.rows)}, {cols, dim_name(spec.cols)}});
+    if (t->rows() != rows || t->cols() != cols)
+      check_shape(*t, {{rows, dim_name(spec.rows)}, {cols, dim_name(spec.cols)}});
     check_matrix_format(*t);
     if (t->format == Format::kF8E4M3) bound.scales = block_scales(*t, {}, rows, cols);
   }
@@ -161,7 +169,8 @@ void Binder::fail_if_dense_only() const {
     if (used_[size_t(&t - directory_.tensors().data())]) continue;
     const ExpertSpec& spec = gguf() ? arch_.gguf_experts.front() : arch_.hf_experts.front();
     fail<ModelError>(
-        "{}: architecture {} with {} experts in {} layers, but the file holds dense feed-forward tensors only (such as {}): expected tensors like {}",
+        "{}: architecture {} with {} experts in {} layers, but the file holds dense feed-forward tensors only (such as "
+        "{}): expected tensors like {}",
         where(), arch_.name, config_.router.experts, config_.sparse_layers(), t.name, tensor_name(spec.gate, 0, -1));
   }
 }
@@ -169,7 +178,8 @@ void Binder::fail_if_dense_only() const {
 void Binder::fail_if_missing() const {
   if (missing_count_ == 0) return;
   fail_if_dense_only();
-  fail<ModelError>("{}: architecture {}: {} tensors are missing: {}", where(), arch_.name, missing_count_, listed(missing_, missing_count_));
+  fail<ModelError>("{}: architecture {}: {} tensors are missing: {}", where(), arch_.name, missing_count_,
+                   listed(missing_, missing_count_));
 }
 
 bool Binder::of_skipped_layer(std::string_view name) const {
@@ -198,8 +208,9 @@ void Binder::sort_out_unused() {
     scales |= name.find("scale") != std::string::npos || name.ends_with("zeros") || name.ends_with("g_idx");
     unknown.push_back(printable(name));
   }
-  EF_CHECK(unknown.empty(), ModelError, "{}: architecture {} has no use for {} tensors: {}{}", where(), arch_.name, unknown.size(),
-           listed(unknown, unknown.size()), scales ? " (scale tensors of a quantisation that is not supported?)" : "");
+  EF_CHECK(unknown.empty(), ModelError, "{}: architecture {} has no use for {} tensors: {}{}", where(), arch_.name,
+           unknown.size(), listed(unknown, unknown.size()),
+           scales ? " (scale tensors of a quantisation that is not supported?)" : "");
 }
 
 Binding Binder::run() {
@@ -220,9 +231,11 @@ uint64_t loaded_bytes(const Config& config, const BoundTensor& bound) {
   if (bound.spec->role == Role::kKvB) {
     const uint64_t each = is_plain(t.format) ? uint64_t(format_info(t.format).block_bytes) : sizeof(float);
     const uint64_t row = uint64_t(t.cols()) * each;
-    return aligned(uint64_t(dim_value(config, Dim::kHeads) * config.latent->nope) * row) + aligned(uint64_t(dim_value(config, Dim::kVB)) * row);
+    return aligned(uint64_t(dim_value(config, Dim::kHeads) * config.latent->nope) * row) +
+           aligned(uint64_t(dim_value(config, Dim::kVB)) * row);
   }
-  return aligned(t.bytes) + (bound.scales.name.empty() ? 0 : aligned(uint64_t(bound.scales.elements()) * sizeof(float)));
+  return aligned(t.bytes) +
+         (bound.scales.name.empty() ? 0 : aligned(uint64_t(bound.scales.elements()) * sizeof(float)));
 }
 
 Binding bind(const Architecture& arch, const Config& config, const Checkpoint& checkpoint) {

@@ -1,4 +1,5 @@
-// Routed experts: one unit each, whatever the file's layout (per expert, stacked, gate and up fused, interleaved, MXFP4 pairs).
+// Routed experts: one unit each, whatever the file's layout (per expert, stacked, gate and up fused, interleaved, MXFP4
+// pairs).
 #include <algorithm>
 #include <numeric>
 
@@ -28,7 +29,9 @@ std::string with_suffix(std::string_view pattern, std::string_view suffix) {
   return out + std::string(suffix);
 }
 
-ExpertRole scales_of(ExpertRole role) { return ExpertRole(int(role) - int(ExpertRole::kGate) + int(ExpertRole::kGateScales)); }
+ExpertRole scales_of(ExpertRole role) {
+  return ExpertRole(int(role) - int(ExpertRole::kGate) + int(ExpertRole::kGateScales));
+}
 
 uint64_t aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -58,14 +61,15 @@ const TensorInfo* Binder::require(const ExpertPlan& plan, std::string_view patte
   return t;
 }
 
-void Binder::add_matrix(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t rows, int64_t cols, int64_t file_rows,
-                        int64_t row_begin, int64_t row_step, Unpack unpack) {
+void Binder::add_matrix(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t rows, int64_t cols,
+                        int64_t file_rows, int64_t row_begin, int64_t row_step, Unpack unpack) {
   const TensorInfo* t = require(plan, pattern);
   if (!t) return;
   const bool stacked = is_stacked(pattern);
   std::vector<Extent> shape;
   if (stacked) shape.push_back({config_.router.experts, "experts"});
-  const Extent file_rows_extent{file_rows, file_rows == config_.hidden ? "hidden" : "expert rows"}, cols_extent{cols, ""};
+  const Extent file_rows_extent{file_rows, file_rows == config_.hidden ? "hidden" : "expert rows"},
+      cols_extent{cols, ""};
   if (unpack == Unpack::kTransposed)
     shape.insert(shape.end(), {cols_extent, file_rows_extent});
   else
@@ -73,16 +77,19 @@ void Binder::add_matrix(ExpertPlan& plan, ExpertRole role, const char* pattern, 
   check_shape(*t, shape);
   check_matrix_format(*t);
   EF_CHECK(unpack != Unpack::kTransposed || format_info(t->format).block_elements == 1, ModelError,
-           "{}: tensor {}: expected F32, F16 or BF16 in this layout, found {}", directory_.file_name(*t), t->name, format_info(t->format).name);
+           "{}: tensor {}: expected F32, F16 or BF16 in this layout, found {}", directory_.file_name(*t), t->name,
+           format_info(t->format).name);
   plan.parts.push_back({role, t->format, rows, cols, 0, uint64_t(rows) * row_bytes(t->format, cols)});
   plan.sources.push_back({role, unpack, *t, {}, stacked ? plan.expert : 0, stacked, row_begin, row_step});
-  if (t->format == Format::kF8E4M3) add_scales(plan, scales_of(role), *t, PartSource(plan.sources.back()), ExpertPart(plan.parts.back()), file_rows);
+  if (t->format == Format::kF8E4M3)
+    add_scales(plan, scales_of(role), *t, PartSource(plan.sources.back()), ExpertPart(plan.parts.back()), file_rows);
 }
 
-void Binder::add_scales(ExpertPlan& plan, ExpertRole role, const TensorInfo& matrix, const PartSource& of, const ExpertPart& part,
-                        int64_t file_rows) {
+void Binder::add_scales(ExpertPlan& plan, ExpertRole role, const TensorInfo& matrix, const PartSource& of,
+                        const ExpertPart& part, int64_t file_rows) {
   EF_CHECK(of.row_step == 1 && of.row_begin % 128 == 0 && of.unpack == Unpack::kRows, ModelError,
-           "{}: tensor {}: FP8 blocks of 128 rows do not divide {} rows of gate and up", directory_.file_name(matrix), matrix.name, part.rows);
+           "{}: tensor {}: FP8 blocks of 128 rows do not divide {} rows of gate and up", directory_.file_name(matrix),
+           matrix.name, part.rows);
   std::vector<Extent> leading;
   if (of.stacked) leading.push_back({config_.router.experts, "experts"});
   TensorInfo scales = block_scales(matrix, leading, file_rows, part.cols);
@@ -94,24 +101,27 @@ void Binder::add_scales(ExpertPlan& plan, ExpertRole role, const TensorInfo& mat
   plan.sources.push_back({role, Unpack::kToF32, std::move(scales), {}, of.index, of.stacked, row_begin * cols, 1});
 }
 
-void Binder::add_mxfp4(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t rows, int64_t cols, int64_t file_rows,
-                       int64_t row_begin, int64_t row_step) {
+void Binder::add_mxfp4(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t rows, int64_t cols,
+                       int64_t file_rows, int64_t row_begin, int64_t row_step) {
   const TensorInfo* blocks = require(plan, with_suffix(pattern, "_blocks"));
   const TensorInfo* scales = require(plan, with_suffix(pattern, "_scales"));
   if (!blocks || !scales) return;
-  EF_CHECK(cols % 32 == 0, ModelError, "{}: tensor {}: expected rows of whole MXFP4 blocks (32 elements), found rows of {}",
+  EF_CHECK(cols % 32 == 0, ModelError,
+           "{}: tensor {}: expected rows of whole MXFP4 blocks (32 elements), found rows of {}",
            directory_.file_name(*blocks), blocks->name, cols);
-  const Extent experts{config_.router.experts, "experts"}, file_rows_extent{file_rows, "expert rows"}, groups{cols / 32, "columns / 32"};
+  const Extent experts{config_.router.experts, "experts"}, file_rows_extent{file_rows, "expert rows"},
+      groups{cols / 32, "columns / 32"};
   check_shape(*blocks, {experts, file_rows_extent, groups, {16, "bytes a block"}});
   check_shape(*scales, {experts, file_rows_extent, groups});
   for (const TensorInfo* t : {blocks, scales})
-    EF_CHECK(t->format == Format::kU8, ModelError, "{}: tensor {}: expected U8, found {}", directory_.file_name(*t), t->name,
-             format_info(t->format).name);
+    EF_CHECK(t->format == Format::kU8, ModelError, "{}: tensor {}: expected U8, found {}", directory_.file_name(*t),
+             t->name, format_info(t->format).name);
   plan.parts.push_back({role, Format::kMXFP4, rows, cols, 0, uint64_t(rows) * row_bytes(Format::kMXFP4, cols)});
   plan.sources.push_back({role, Unpack::kMxfp4Pairs, *blocks, *scales, plan.expert, true, row_begin, row_step});
 }
 
-void Binder::add_bias(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t n, int64_t file_n, int64_t begin, int64_t step) {
+void Binder::add_bias(ExpertPlan& plan, ExpertRole role, const char* pattern, int64_t n, int64_t file_n, int64_t begin,
+                      int64_t step) {
   if (!pattern) return;
   const TensorInfo* t = require(plan, pattern);
   if (!t) return;
@@ -121,12 +131,14 @@ void Binder::add_bias(ExpertPlan& plan, ExpertRole role, const char* pattern, in
   shape.push_back({file_n, file_n == config_.hidden ? "hidden" : "expert rows"});
   check_shape(*t, shape);
   EF_CHECK(t->format == Format::kF32 || t->format == Format::kF16 || t->format == Format::kBF16, ModelError,
-           "{}: tensor {}: expected F32, F16 or BF16, found {}", directory_.file_name(*t), t->name, format_info(t->format).name);
+           "{}: tensor {}: expected F32, F16 or BF16, found {}", directory_.file_name(*t), t->name,
+           format_info(t->format).name);
   plan.parts.push_back({role, Format::kF32, 1, n, 0, uint64_t(n) * sizeof(float)});
   plan.sources.push_back({role, Unpack::kToF32, *t, {}, stacked ? plan.expert : 0, stacked, begin, step});
 }
 
-std::vector<PartSource> Binder::expert_sources(const ExpertSpec& spec, LayerId layer, ExpertId expert, std::vector<ExpertPart>& parts) {
+std::vector<PartSource> Binder::expert_sources(const ExpertSpec& spec, LayerId layer, ExpertId expert,
+                                               std::vector<ExpertPart>& parts) {
   const int64_t ffn = config_.expert_ffn, hidden = config_.hidden;
   ExpertPlan plan{layer, expert, {}, {}};
   switch (spec.layout) {
@@ -199,10 +211,13 @@ void Binder::bind_experts(LayerId layer) {
     std::vector<PartSource> ordered;
     for (size_t k = 0; k < order.size(); ++k) {
       const size_t i = order[k];
-      const bool same = i < parts.size() && parts[i].format == out.layout.parts[k].format && parts[i].role == out.layout.parts[k].role;
-      EF_CHECK(same && parts.size() == order.size(), ModelError, "{}: tensor {}: expected {} as for expert 0 of the layer, found {}",
-               directory_.file_name(sources.at(std::min(i, sources.size() - 1)).tensor), sources.at(std::min(i, sources.size() - 1)).tensor.name,
-               format_info(out.layout.parts[k].format).name, i < parts.size() ? format_info(parts[i].format).name : "nothing");
+      const bool same = i < parts.size() && parts[i].format == out.layout.parts[k].format &&
+                        parts[i].role == out.layout.parts[k].role;
+      EF_CHECK(same && parts.size() == order.size(), ModelError,
+               "{}: tensor {}: expected {} as for expert 0 of the layer, found {}",
+               directory_.file_name(sources.at(std::min(i, sources.size() - 1)).tensor),
+               sources.at(std::min(i, sources.size() - 1)).tensor.name, format_info(out.layout.parts[k].format).name,
+               i < parts.size() ? format_info(parts[i].format).name : "nothing");
       ordered.push_back(std::move(sources[i]));
     }
     out.experts.push_back(std::move(ordered));

@@ -13,7 +13,8 @@ AssignmentGroups group_assignments(const RoutingView& routing, int experts) {
   std::vector<int32_t> count(size_t(experts), 0);
   for (int64_t a = 0; a < n; ++a) {
     int32_t id = routing.ids[a];
-    EF_CHECK(id >= 0 && id < experts, DeviceError, "router chose expert {} of {} for token {}", id, experts, a / routing.top_k);
+    EF_CHECK(id >= 0 && id < experts, DeviceError, "router chose expert {} of {} for token {}", id, experts,
+             a / routing.top_k);
     ++count[size_t(id)];
   }
   std::vector<int32_t> next(size_t(experts), 0);
@@ -48,17 +49,21 @@ class AllResident final : public Experts {
     ids_.resize(n);
     backend_.copy_to_host(ids_.data(), routing.ids, n * sizeof(int32_t), stream);
     stream.synchronize();
-    AssignmentGroups groups = group_assignments({routing.tokens, routing.top_k, ids_.data(), nullptr}, config_.router.experts);
+    AssignmentGroups groups =
+        group_assignments({routing.tokens, routing.top_k, ids_.data(), nullptr}, config_.router.experts);
     std::vector<ExpertGroup> work;
     for (size_t g = 0; g < groups.experts.size(); ++g)
-      work.push_back({view_slot(l.layout, l.slots.data() + uint64_t(groups.experts[g]) * l.layout.bytes), groups.of(g)});
+      work.push_back(
+          {view_slot(l.layout, l.slots.data() + uint64_t(groups.experts[g]) * l.layout.bytes), groups.of(g)});
     const uint64_t bytes = n * uint64_t(config_.hidden) * sizeof(float);
     if (expert_out_.size() < bytes) {
       expert_out_ = Buffer();
       expert_out_ = backend_.allocate(bytes);
     }
-    backend_.experts(stream, {config_.activation, config_.hidden, config_.expert_ffn, routing.top_k, work, x, expert_out_.as<float>()});
-    backend_.combine(stream, {routing.tokens, config_.hidden, routing.top_k, expert_out_.as<float>(), routing.weights, out});
+    backend_.experts(stream, {config_.activation, config_.hidden, config_.expert_ffn, routing.top_k, work, x,
+                              expert_out_.as<float>()});
+    backend_.combine(stream,
+                     {routing.tokens, config_.hidden, routing.top_k, expert_out_.as<float>(), routing.weights, out});
     stream.synchronize();  // the groups live on this stack
   }
 
@@ -74,7 +79,8 @@ class AllResident final : public Experts {
     l.layout = layer.layout;
     for (const ExpertPart& part : l.layout.parts)
       EF_CHECK(part.role > ExpertRole::kDown || backend_.supports(Op::kExperts, part.format), ModelError,
-               "layer {}: backend {} does not compute experts in {}", layer.layer, backend_.name(), format_info(part.format).name);
+               "layer {}: backend {} does not compute experts in {}", layer.layer, backend_.name(),
+               format_info(part.format).name);
     const uint64_t bytes = l.layout.bytes;
     l.slots = backend_.allocate(bytes * layer.experts.size());
     slot.resize(bytes);

@@ -1,4 +1,5 @@
-// The one interface between the model and wherever experts live. The model's MoE layer calls run() and never sees a cache.
+// The one interface between the model and wherever experts live. The model's MoE layer calls run() and never sees a
+// cache.
 #pragma once
 #include <memory>
 #include <span>
@@ -25,20 +26,21 @@ class Experts {
   /// A step is one forward call. What a step may touch is not evicted before the step has ended.
   virtual void begin_step() {}
   virtual void end_step() {}
-  /// out[tokens, hidden] = sum over ranks, in rank order, of weight * expert(x). x: [tokens, hidden], normalised input of the block.
-  /// Results do not depend on where experts were, nor on the order in which they came. Throws DeviceError if an expert cannot
-  /// be had; the step then fails and the object stays usable.
+  /// out[tokens, hidden] = sum over ranks, in rank order, of weight * expert(x). x: [tokens, hidden], normalised input
+  /// of the block. Results do not depend on where experts were, nor on the order in which they came. Throws DeviceError
+  /// if an expert cannot be had; the step then fails and the object stays usable.
   virtual void run(LayerId layer, const float* x, const RoutingView& routing, float* out, Stream& stream) = 0;
 };
 
 /// Every expert in memory: short, and the oracle for all other implementations.
 std::unique_ptr<Experts> make_all_resident(const Config& config, const ExpertStore& store, Backend& backend);
 
-/// Groups a layer's assignments by expert: for each distinct expert, ascending id, the assignments (row * top_k + rank) ascending.
+/// Groups a layer's assignments by expert: for each distinct expert, ascending id, the assignments (row * top_k + rank)
+/// ascending.
 struct AssignmentGroups {
   std::vector<ExpertId> experts;
-  std::vector<int32_t> begin;        ///< [experts.size() + 1] into order
-  std::vector<int32_t> order;        ///< [tokens * top_k]
+  std::vector<int32_t> begin;  ///< [experts.size() + 1] into order
+  std::vector<int32_t> order;  ///< [tokens * top_k]
   std::span<const int32_t> of(size_t i) const { return {order.data() + begin[i], size_t(begin[i + 1] - begin[i])}; }
 };
 AssignmentGroups group_assignments(const RoutingView& routing, int experts);

@@ -8,7 +8,8 @@
 
 namespace ef {
 
-GgufKeys::GgufKeys(const GgufMetadata& metadata) : metadata_(metadata), prefix_(metadata.str("general.architecture") + ".") {}
+GgufKeys::GgufKeys(const GgufMetadata& metadata)
+    : metadata_(metadata), prefix_(metadata.str("general.architecture") + ".") {}
 
 int GgufKeys::integer(std::string_view suffix) const {
   std::string name = key(suffix);
@@ -16,10 +17,12 @@ int GgufKeys::integer(std::string_view suffix) const {
   const GgufValue* value = metadata_.find(name);
   if (value && value->type == GgufValue::Type::kArray) {
     std::vector<int64_t> list = metadata_.integers(name);
-    EF_CHECK(!list.empty(), ModelError, "{}: {}: expected an integer or a list of equal integers, found an empty list", file(), name);
+    EF_CHECK(!list.empty(), ModelError, "{}: {}: expected an integer or a list of equal integers, found an empty list",
+             file(), name);
     for (int64_t item : list)
-      EF_CHECK(item == list.front(), ModelError, "{}: {}: values that differ by layer are not supported, found {} and {}", file(), name,
-               list.front(), item);
+      EF_CHECK(item == list.front(), ModelError,
+               "{}: {}: values that differ by layer are not supported, found {} and {}", file(), name, list.front(),
+               item);
     v = list.front();
   } else {
     v = metadata_.integer(name);
@@ -28,17 +31,21 @@ int GgufKeys::integer(std::string_view suffix) const {
   return int(v);
 }
 
-int GgufKeys::integer_or(std::string_view suffix, int otherwise) const { return has(suffix) ? integer(suffix) : otherwise; }
+int GgufKeys::integer_or(std::string_view suffix, int otherwise) const {
+  return has(suffix) ? integer(suffix) : otherwise;
+}
 
 namespace {
 
 std::vector<double> read_factors(const TensorDirectory& directory, const char* name, int pairs) {
   const TensorInfo* tensor = directory.find(name);
   if (!tensor) return {};
-  EF_CHECK(tensor->rows() == 1 && tensor->cols() == pairs, ModelError, "{}: tensor {}: expected [{} (rotated pairs)], found {}",
-           directory.file_name(*tensor), name, pairs, tensor->shape_text());
-  EF_CHECK(tensor->format == Format::kF32 || tensor->format == Format::kF16 || tensor->format == Format::kBF16, ModelError,
-           "{}: tensor {}: expected F32, F16 or BF16, found {}", directory.file_name(*tensor), name, format_info(tensor->format).name);
+  EF_CHECK(tensor->rows() == 1 && tensor->cols() == pairs, ModelError,
+           "{}: tensor {}: expected [{} (rotated pairs)], found {}", directory.file_name(*tensor), name, pairs,
+           tensor->shape_text());
+  EF_CHECK(tensor->format == Format::kF32 || tensor->format == Format::kF16 || tensor->format == Format::kBF16,
+           ModelError, "{}: tensor {}: expected F32, F16 or BF16, found {}", directory.file_name(*tensor), name,
+           format_info(tensor->format).name);
   std::vector<float> values = directory.read_f32(*tensor);
   return {values.begin(), values.end()};
 }
@@ -48,11 +55,13 @@ RopeKind rope_kind(const GgufKeys& keys, const std::string& name) {
   if (name == "linear") return RopeKind::kLinear;
   if (name == "yarn") return RopeKind::kYarn;
   if (name == "longrope") return RopeKind::kLongrope;
-  fail<ModelError>("{}: {}: unknown value \"{}\" (known: none, linear, yarn, longrope)", keys.file(), keys.key("rope.scaling.type"), name);
+  fail<ModelError>("{}: {}: unknown value \"{}\" (known: none, linear, yarn, longrope)", keys.file(),
+                   keys.key("rope.scaling.type"), name);
 }
 
-// yarn: a factor on cos and sin beside yarn's own. DeepSeek's logarithmic multiplier is 0.1 * mscale_all_dim; such files were made
-// from configs with mscale = mscale_all_dim, for which the factor on cos and sin is 1 and only the softmax scale changes.
+// yarn: a factor on cos and sin beside yarn's own. DeepSeek's logarithmic multiplier is 0.1 * mscale_all_dim; such
+// files were made from configs with mscale = mscale_all_dim, for which the factor on cos and sin is 1 and only the
+// softmax scale changes.
 void read_yarn(RopeConfig& out, const GgufKeys& keys, bool truncate) {
   out.truncate = truncate;
   out.beta_fast = keys.number_or("rope.scaling.yarn_beta_fast", 32);
@@ -64,14 +73,15 @@ void read_yarn(RopeConfig& out, const GgufKeys& keys, bool truncate) {
     out.attention_factor = attention * (out.factor <= 1 ? 1.0 : 0.1 * std::log(out.factor) + 1.0);
 }
 
-RopeConfig read_rope(const GgufKeys& keys, const TensorDirectory& directory, const GgufDefaults& defaults, int head_dim, int context) {
+RopeConfig read_rope(const GgufKeys& keys, const TensorDirectory& directory, const GgufDefaults& defaults, int head_dim,
+                     int context) {
   RopeConfig out;
   out.interleaved = defaults.rope_interleaved;
   out.theta = keys.number_or("rope.freq_base", 10000);
   out.rotary_dim = keys.integer_or("rope.dimension_count", head_dim);
   EF_CHECK(out.rotary_dim > 0 && out.rotary_dim <= head_dim && out.rotary_dim % 2 == 0, ModelError,
-           "{}: {}: expected an even number from 2 to {} (head size), found {}", keys.file(), keys.key("rope.dimension_count"), head_dim,
-           out.rotary_dim);
+           "{}: {}: expected an even number from 2 to {} (head size), found {}", keys.file(),
+           keys.key("rope.dimension_count"), head_dim, out.rotary_dim);
   int pairs = out.rotary_dim / 2;
   out.freq_divisors = read_factors(directory, "rope_freqs.weight", pairs);
   out.short_factor = read_factors(directory, "rope_factors_short.weight", pairs);
@@ -82,7 +92,8 @@ RopeConfig read_rope(const GgufKeys& keys, const TensorDirectory& directory, con
   if (factors && out.kind == RopeKind::kDefault) out.kind = RopeKind::kLongrope;
   if (out.kind == RopeKind::kDefault) return out;
   if (out.kind == RopeKind::kLongrope) {
-    EF_CHECK(!out.short_factor.empty() && !out.long_factor.empty(), ModelError, "{}: tensor {} is missing: longrope needs it", keys.file(),
+    EF_CHECK(!out.short_factor.empty() && !out.long_factor.empty(), ModelError,
+             "{}: tensor {} is missing: longrope needs it", keys.file(),
              out.short_factor.empty() ? "rope_factors_short.weight" : "rope_factors_long.weight");
     if (keys.has("rope.scaling.attn_factor")) out.attention_factor = keys.number("rope.scaling.attn_factor");
   }
@@ -99,7 +110,8 @@ RopeConfig read_rope(const GgufKeys& keys, const TensorDirectory& directory, con
 void append_token(Config& out, const GgufKeys& keys, const char* key) {
   if (!keys.metadata().contains(key)) return;
   int64_t id = keys.metadata().integer(key);
-  EF_CHECK(id >= 0 && std::in_range<TokenId>(id), ModelError, "{}: {}: expected a token id, found {}", keys.file(), key, id);
+  EF_CHECK(id >= 0 && std::in_range<TokenId>(id), ModelError, "{}: {}: expected a token id, found {}", keys.file(), key,
+           id);
   if (std::find(out.eos.begin(), out.eos.end(), TokenId(id)) == out.eos.end()) out.eos.push_back(TokenId(id));
 }
 
@@ -109,49 +121,54 @@ void read_tokens(Config& out, const GgufKeys& keys) {
   const char* bos = "tokenizer.ggml.bos_token_id";
   if (!keys.metadata().contains(bos)) return;
   int64_t id = keys.metadata().integer(bos);
-  EF_CHECK(id >= 0 && std::in_range<TokenId>(id), ModelError, "{}: {}: expected a token id, found {}", keys.file(), bos, id);
+  EF_CHECK(id >= 0 && std::in_range<TokenId>(id), ModelError, "{}: {}: expected a token id, found {}", keys.file(), bos,
+           id);
   out.bos = TokenId(id);
 }
 
 void read_layers(Config& out, const GgufKeys& keys) {
   int blocks = keys.integer("block_count");
-  EF_CHECK(blocks > 0 && blocks <= kMaxLayers, ModelError, "{}: {}: expected 1 to {}, found {}", keys.file(), keys.key("block_count"),
-           kMaxLayers, blocks);
+  EF_CHECK(blocks > 0 && blocks <= kMaxLayers, ModelError, "{}: {}: expected 1 to {}, found {}", keys.file(),
+           keys.key("block_count"), kMaxLayers, blocks);
   // block_count includes the multi-token-prediction layers, which come last.
   out.skipped_layers = keys.integer_or("nextn_predict_layers", 0);
-  EF_CHECK(out.skipped_layers >= 0 && out.skipped_layers < blocks, ModelError, "{}: {}: expected 0 to {} (block_count - 1), found {}",
-           keys.file(), keys.key("nextn_predict_layers"), blocks - 1, out.skipped_layers);
+  EF_CHECK(out.skipped_layers >= 0 && out.skipped_layers < blocks, ModelError,
+           "{}: {}: expected 0 to {} (block_count - 1), found {}", keys.file(), keys.key("nextn_predict_layers"),
+           blocks - 1, out.skipped_layers);
   out.layers.resize(size_t(blocks - out.skipped_layers));
 }
 
 void read_experts(Config& out, const GgufKeys& keys) {
   out.router.experts = keys.integer("expert_count");
   out.router.top_k = keys.integer("expert_used_count");
-  EF_CHECK(out.router.experts > 0, ModelError, "{}: {}: expected at least 1, found {}", keys.file(), keys.key("expert_count"),
-           out.router.experts);
-  EF_CHECK(out.router.top_k > 0 && out.router.top_k <= out.router.experts, ModelError, "{}: {}: expected 1 to {} ({}), found {}", keys.file(),
-           keys.key("expert_used_count"), out.router.experts, keys.key("expert_count"), out.router.top_k);
+  EF_CHECK(out.router.experts > 0, ModelError, "{}: {}: expected at least 1, found {}", keys.file(),
+           keys.key("expert_count"), out.router.experts);
+  EF_CHECK(out.router.top_k > 0 && out.router.top_k <= out.router.experts, ModelError,
+           "{}: {}: expected 1 to {} ({}), found {}", keys.file(), keys.key("expert_used_count"), out.router.experts,
+           keys.key("expert_count"), out.router.top_k);
 }
 
 }  // namespace
 
-Config gguf_common(std::string_view arch, const GgufKeys& keys, const TensorDirectory& directory, const GgufDefaults& defaults,
-                   std::optional<int> head_dim) {
+Config gguf_common(std::string_view arch, const GgufKeys& keys, const TensorDirectory& directory,
+                   const GgufDefaults& defaults, std::optional<int> head_dim) {
   Config out;
   out.arch = arch;
   const TensorInfo* embed = directory.find("token_embd.weight");
   EF_CHECK(embed, ModelError, "{}: tensor token_embd.weight is missing", keys.file());
-  EF_CHECK(std::in_range<int>(embed->rows()), ModelError, "{}: tensor token_embd.weight: expected a vocabulary of 32 bits, found {}",
-           keys.file(), embed->shape_text());
+  EF_CHECK(std::in_range<int>(embed->rows()), ModelError,
+           "{}: tensor token_embd.weight: expected a vocabulary of 32 bits, found {}", keys.file(),
+           embed->shape_text());
   out.vocab = int(embed->rows());
   out.hidden = keys.integer("embedding_length");
   out.heads = keys.integer("attention.head_count");
-  EF_CHECK(out.heads > 0, ModelError, "{}: {}: expected at least 1, found {}", keys.file(), keys.key("attention.head_count"), out.heads);
+  EF_CHECK(out.heads > 0, ModelError, "{}: {}: expected at least 1, found {}", keys.file(),
+           keys.key("attention.head_count"), out.heads);
   out.kv_heads = keys.integer_or("attention.head_count_kv", out.heads);
   out.head_dim = head_dim ? *head_dim : keys.integer_or("attention.key_length", out.hidden / out.heads);
   int value_length = head_dim ? out.head_dim : keys.integer_or("attention.value_length", out.head_dim);
-  EF_CHECK(value_length == out.head_dim, ModelError, "{}: {}: expected {} (attention.key_length), found {}", keys.file(),
-           keys.key("attention.value_length"), out.head_dim, value_length);
+  EF_CHECK(value_length == out.head_dim, ModelError, "{}: {}: expected {} (attention.key_length), found {}",
+           keys.file(), keys.key("attention.value_length"), out.head_dim, value_length);
   read_layers(out, keys);
   read_experts(out, keys);
   out.norm_eps = float(keys.number(defaults.norm_eps_key));
@@ -166,7 +183,8 @@ Config gguf_common(std::string_view arch, const GgufKeys& keys, const TensorDire
 
 RouterScore gguf_router_score(const GgufKeys& keys, RouterScore family, std::vector<std::string>& notes) {
   if (!keys.has("expert_gating_func")) {
-    notes.push_back(fmt::format("{}: {} is missing: {} routing taken, as is usual in this family", keys.file(), keys.key("expert_gating_func"),
+    notes.push_back(fmt::format("{}: {} is missing: {} routing taken, as is usual in this family", keys.file(),
+                                keys.key("expert_gating_func"),
                                 family == RouterScore::kSigmoid ? "sigmoid" : "softmax"));
     return family;
   }
@@ -196,7 +214,8 @@ void gguf_optional_tensors(Config& out, const TensorDirectory& directory) {
   out.head_bias = directory.find("output.bias");
   out.split_kv_b = directory.find("blk.0.attn_k_b.weight");
   for (size_t l = 0; l < out.layers.size() && !out.selection_bias; ++l)
-    out.selection_bias = directory.find(fmt::format("blk.{}.exp_probs_b.bias", l)) || directory.find(fmt::format("blk.{}.exp_probs_b", l));
+    out.selection_bias = directory.find(fmt::format("blk.{}.exp_probs_b.bias", l)) ||
+                         directory.find(fmt::format("blk.{}.exp_probs_b", l));
 }
 
 }  // namespace ef

@@ -1,5 +1,5 @@
-// Reading a config from GGUF metadata. Keys are "{architecture}.{suffix}"; a missing or impossible one is named in the error.
-// Definition of the keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+// Reading a config from GGUF metadata. Keys are "{architecture}.{suffix}"; a missing or impossible one is named in the
+// error. Definition of the keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 #pragma once
 #include <string>
 #include <string_view>
@@ -21,9 +21,15 @@ class GgufKeys {
   int integer(std::string_view suffix) const;
   int integer_or(std::string_view suffix, int otherwise) const;
   double number(std::string_view suffix) const { return metadata_.number(key(suffix)); }
-  double number_or(std::string_view suffix, double otherwise) const { return metadata_.number_or(key(suffix), otherwise); }
-  bool boolean_or(std::string_view suffix, bool otherwise) const { return metadata_.boolean_or(key(suffix), otherwise); }
-  std::string text_or(std::string_view suffix, std::string_view otherwise) const { return metadata_.str_or(key(suffix), otherwise); }
+  double number_or(std::string_view suffix, double otherwise) const {
+    return metadata_.number_or(key(suffix), otherwise);
+  }
+  bool boolean_or(std::string_view suffix, bool otherwise) const {
+    return metadata_.boolean_or(key(suffix), otherwise);
+  }
+  std::string text_or(std::string_view suffix, std::string_view otherwise) const {
+    return metadata_.str_or(key(suffix), otherwise);
+  }
   const GgufMetadata& metadata() const { return metadata_; }
   const std::string& file() const { return metadata_.file; }
 
@@ -39,8 +45,8 @@ struct GgufDefaults {
 };
 
 /// Everything that the families share; see hf_common. Latent models pass head_dim of the rotated part.
-Config gguf_common(std::string_view arch, const GgufKeys& keys, const TensorDirectory& directory, const GgufDefaults& defaults,
-                   std::optional<int> head_dim = {});
+Config gguf_common(std::string_view arch, const GgufKeys& keys, const TensorDirectory& directory,
+                   const GgufDefaults& defaults, std::optional<int> head_dim = {});
 
 /// expert_gating_func, or the family's own way where the key is absent (which is noted).
 RouterScore gguf_router_score(const GgufKeys& keys, RouterScore family, std::vector<std::string>& notes);

@@ -102,7 +102,8 @@ std::vector<double> HfJson::numbers(std::string_view key) const {
   EF_CHECK(value.is_array(), ModelError, "{}: {}: expected a list of numbers, found {}", where_, key, shown(value));
   std::vector<double> out;
   for (const json& item : value) {
-    EF_CHECK(item.is_number(), ModelError, "{}: {}: expected a list of numbers, found {} in it", where_, key, shown(item));
+    EF_CHECK(item.is_number(), ModelError, "{}: {}: expected a list of numbers, found {} in it", where_, key,
+             shown(item));
     out.push_back(item.get<double>());
   }
   return out;
@@ -114,8 +115,8 @@ std::vector<int> HfJson::integers(std::string_view key) const {
   std::vector<int> out;
   for (const json& item : value) {
     auto v = integral(item);
-    EF_CHECK(v && std::in_range<int>(*v), ModelError, "{}: {}: expected a list of integers, found {} in it", where_, key,
-             shown(item));
+    EF_CHECK(v && std::in_range<int>(*v), ModelError, "{}: {}: expected a list of integers, found {} in it", where_,
+             key, shown(item));
     out.push_back(int(*v));
   }
   return out;
@@ -126,7 +127,8 @@ std::vector<std::string> HfJson::texts(std::string_view key) const {
   EF_CHECK(value.is_array(), ModelError, "{}: {}: expected a list of strings, found {}", where_, key, shown(value));
   std::vector<std::string> out;
   for (const json& item : value) {
-    EF_CHECK(item.is_string(), ModelError, "{}: {}: expected a list of strings, found {} in it", where_, key, shown(item));
+    EF_CHECK(item.is_string(), ModelError, "{}: {}: expected a list of strings, found {} in it", where_, key,
+             shown(item));
     out.push_back(item.get<std::string>());
   }
   return out;
@@ -139,8 +141,8 @@ ActivationKind activation_kind(const HfJson& config) {
   if (name == "silu" || name == "swish") return ActivationKind::kSilu;
   if (name == "gelu") return ActivationKind::kGelu;
   if (name == "gelu_new" || name == "gelu_pytorch_tanh") return ActivationKind::kGeluTanh;
-  fail<ModelError>("{}: hidden_act: unknown value \"{}\" (known: silu, swish, gelu, gelu_new, gelu_pytorch_tanh)", config.where(),
-                   name);
+  fail<ModelError>("{}: hidden_act: unknown value \"{}\" (known: silu, swish, gelu, gelu_new, gelu_pytorch_tanh)",
+                   config.where(), name);
 }
 
 void append_tokens(std::vector<TokenId>& out, const HfJson& config, std::string_view key) {
@@ -160,17 +162,21 @@ void check_quantization(const HfJson& config) {
   HfJson quant(*object, config.where() + ": quantization_config");
   std::string method = quant.text_or("quant_method", "");
   EF_CHECK(method == "fp8" || method == "mxfp4", ModelError,
-           "{}: quant_method: \"{}\" is not supported (known: none, fp8 with weight_block_size [128, 128], mxfp4)", quant.where(), method);
+           "{}: quant_method: \"{}\" is not supported (known: none, fp8 with weight_block_size [128, 128], mxfp4)",
+           quant.where(), method);
   if (method != "fp8") return;
   std::string format = quant.text_or("fmt", "e4m3");
   EF_CHECK(format == "e4m3", ModelError, "{}: fmt: expected \"e4m3\", found \"{}\"", quant.where(), format);
-  EF_CHECK(quant.has("weight_block_size"), ModelError,
-           "{}: weight_block_size is missing: fp8 with one scale a tensor or a channel is not supported (known: [128, 128])", quant.where());
+  EF_CHECK(
+      quant.has("weight_block_size"), ModelError,
+      "{}: weight_block_size is missing: fp8 with one scale a tensor or a channel is not supported (known: [128, 128])",
+      quant.where());
   std::vector<int> block = quant.integers("weight_block_size");
-  EF_CHECK(block == std::vector<int>({128, 128}), ModelError, "{}: weight_block_size: expected [128, 128], found {}", quant.where(),
-           shown(*quant.find("weight_block_size")));
+  EF_CHECK(block == std::vector<int>({128, 128}), ModelError, "{}: weight_block_size: expected [128, 128], found {}",
+           quant.where(), shown(*quant.find("weight_block_size")));
   std::string scheme = quant.text_or("activation_scheme", "dynamic");
-  EF_CHECK(scheme == "dynamic", ModelError, "{}: activation_scheme: expected \"dynamic\", found \"{}\"", quant.where(), scheme);
+  EF_CHECK(scheme == "dynamic", ModelError, "{}: activation_scheme: expected \"dynamic\", found \"{}\"", quant.where(),
+           scheme);
 }
 
 RopeKind rope_kind(const HfJson& rope) {
@@ -181,14 +187,29 @@ RopeKind rope_kind(const HfJson& rope) {
   if (name == "yarn") return RopeKind::kYarn;
   if (name == "longrope" || name == "su") return RopeKind::kLongrope;
   if (name == "llama3") return RopeKind::kLlama3;
-  fail<ModelError>("{}: rope_type: unknown value \"{}\" (known: default, linear, dynamic, yarn, longrope, llama3)", rope.where(), name);
+  fail<ModelError>("{}: rope_type: unknown value \"{}\" (known: default, linear, dynamic, yarn, longrope, llama3)",
+                   rope.where(), name);
 }
 
 void note_unknown_rope_keys(const HfJson& rope, std::vector<std::string>& notes) {
-  static constexpr std::string_view kKnown[] = {
-      "rope_type",       "type",           "rope_theta",       "factor",       "original_max_position_embeddings", "attention_factor",
-      "beta_fast",       "beta_slow",      "mscale",           "truncate",     "mscale_all_dim",                   "short_factor",
-      "low_freq_factor", "long_factor",    "high_freq_factor", "short_mscale", "long_mscale",                      "partial_rotary_factor"};
+  static constexpr std::string_view kKnown[] = {"rope_type",
+                                                "type",
+                                                "rope_theta",
+                                                "factor",
+                                                "original_max_position_embeddings",
+                                                "attention_factor",
+                                                "beta_fast",
+                                                "beta_slow",
+                                                "mscale",
+                                                "truncate",
+                                                "mscale_all_dim",
+                                                "short_factor",
+                                                "low_freq_factor",
+                                                "long_factor",
+                                                "high_freq_factor",
+                                                "short_mscale",
+                                                "long_mscale",
+                                                "partial_rotary_factor"};
   for (const auto& [key, value] : rope.object().items())
     if (std::find(std::begin(kKnown), std::end(kKnown), key) == std::end(kKnown))
       notes.push_back(fmt::format("{}: key {} is not known and was ignored", rope.where(), key));
@@ -196,16 +217,18 @@ void note_unknown_rope_keys(const HfJson& rope, std::vector<std::string>& notes)
 
 void read_longrope(RopeConfig& out, const HfJson& rope, int context) {
   for (const char* key : {"short_factor", "long_factor"})
-    EF_CHECK(rope.has(key), ModelError, "{}: {} is missing: longrope needs one factor for each of {} rotated pairs", rope.where(), key,
-             out.rotary_dim / 2);
+    EF_CHECK(rope.has(key), ModelError, "{}: {} is missing: longrope needs one factor for each of {} rotated pairs",
+             rope.where(), key, out.rotary_dim / 2);
   out.short_factor = rope.numbers("short_factor");
   out.long_factor = rope.numbers("long_factor");
   out.short_mscale = rope.number_if("short_mscale");
   out.long_mscale = rope.number_if("long_mscale");
-  if (!rope.has("factor")) out.factor = out.original_max_positions > 0 ? double(context) / out.original_max_positions : 1.0;
+  if (!rope.has("factor"))
+    out.factor = out.original_max_positions > 0 ? double(context) / out.original_max_positions : 1.0;
 }
 
-RopeConfig read_rope(const HfJson& config, const HfDefaults& defaults, int head_dim, int context, std::vector<std::string>& notes) {
+RopeConfig read_rope(const HfJson& config, const HfDefaults& defaults, int head_dim, int context,
+                     std::vector<std::string>& notes) {
   static const json kNone = json::object();
   const char* key = config.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const json* object = config.find(key);
@@ -215,10 +238,11 @@ RopeConfig read_rope(const HfJson& config, const HfDefaults& defaults, int head_
   out.kind = rope_kind(rope);
   out.interleaved = defaults.rope_interleaved;
   out.theta = rope.has("rope_theta") ? rope.number("rope_theta") : config.number_or("rope_theta", defaults.rope_theta);
-  double partial = rope.has("partial_rotary_factor") ? rope.number("partial_rotary_factor")
-                                                     : config.number_or("partial_rotary_factor", defaults.partial_rotary);
-  EF_CHECK(partial > 0 && partial <= 1, ModelError, "{}: partial_rotary_factor: expected a number in (0, 1], found {}", config.where(),
-           partial);
+  double partial = rope.has("partial_rotary_factor")
+                       ? rope.number("partial_rotary_factor")
+                       : config.number_or("partial_rotary_factor", defaults.partial_rotary);
+  EF_CHECK(partial > 0 && partial <= 1, ModelError, "{}: partial_rotary_factor: expected a number in (0, 1], found {}",
+           config.where(), partial);
   out.rotary_dim = int(head_dim * partial);
   if (out.kind == RopeKind::kDefault) return out;
 
@@ -227,8 +251,11 @@ RopeConfig read_rope(const HfJson& config, const HfDefaults& defaults, int head_
     out.original_max_positions = rope.integer("original_max_position_embeddings");
   } else {
     out.original_max_positions = config.integer_or("original_max_position_embeddings", context);
-    if (out.kind != RopeKind::kLinear && out.kind != RopeKind::kDynamic && !config.has("original_max_position_embeddings"))
-      notes.push_back(fmt::format("{}: original_max_position_embeddings is missing, max_position_embeddings {} is taken", rope.where(), context));
+    if (out.kind != RopeKind::kLinear && out.kind != RopeKind::kDynamic &&
+        !config.has("original_max_position_embeddings"))
+      notes.push_back(
+          fmt::format("{}: original_max_position_embeddings is missing, max_position_embeddings {} is taken",
+                      rope.where(), context));
   }
   out.attention_factor = rope.number_if("attention_factor");
   out.beta_fast = rope.number_or("beta_fast", 32);
@@ -247,11 +274,12 @@ RopeConfig read_rope(const HfJson& config, const HfDefaults& defaults, int head_
 bool layer_types_from_list(Config& out, const HfJson& config) {
   if (!config.has("mlp_layer_types")) return false;
   std::vector<std::string> types = config.texts("mlp_layer_types");
-  EF_CHECK(types.size() == out.layers.size(), ModelError, "{}: mlp_layer_types: expected {} entries (num_hidden_layers), found {}",
-           config.where(), out.layers.size(), types.size());
+  EF_CHECK(types.size() == out.layers.size(), ModelError,
+           "{}: mlp_layer_types: expected {} entries (num_hidden_layers), found {}", config.where(), out.layers.size(),
+           types.size());
   for (size_t l = 0; l < types.size(); ++l) {
-    EF_CHECK(types[l] == "sparse" || types[l] == "dense", ModelError, "{}: mlp_layer_types: unknown value \"{}\" (known: sparse, dense)",
-             config.where(), types[l]);
+    EF_CHECK(types[l] == "sparse" || types[l] == "dense", ModelError,
+             "{}: mlp_layer_types: unknown value \"{}\" (known: sparse, dense)", config.where(), types[l]);
     out.layers[l].sparse = types[l] == "sparse";
   }
   return true;
@@ -268,11 +296,12 @@ Config hf_common(std::string_view arch, const HfJson& config, const json& genera
   out.hidden = config.integer("hidden_size");
   out.heads = config.integer("num_attention_heads");
   out.kv_heads = config.integer_or("num_key_value_heads", out.heads);
-  EF_CHECK(out.heads > 0, ModelError, "{}: num_attention_heads: expected at least 1, found {}", config.where(), out.heads);
+  EF_CHECK(out.heads > 0, ModelError, "{}: num_attention_heads: expected at least 1, found {}", config.where(),
+           out.heads);
   out.head_dim = head_dim ? *head_dim : config.integer_or("head_dim", out.hidden / out.heads);
   int layers = config.integer("num_hidden_layers");
-  EF_CHECK(layers > 0 && layers <= kMaxLayers, ModelError, "{}: num_hidden_layers: expected 1 to {}, found {}", config.where(), kMaxLayers,
-           layers);
+  EF_CHECK(layers > 0 && layers <= kMaxLayers, ModelError, "{}: num_hidden_layers: expected 1 to {}, found {}",
+           config.where(), kMaxLayers, layers);
   out.layers.resize(size_t(layers));
   out.skipped_layers = config.integer_or("num_nextn_predict_layers", 0);
   out.norm_eps = float(config.number_or("rms_norm_eps", defaults.norm_eps));
@@ -294,19 +323,22 @@ Config hf_common(std::string_view arch, const HfJson& config, const json& genera
 }
 
 void hf_windows(Config& out, const HfJson& config, int window, int first_layer) {
-  EF_CHECK(window >= 0, ModelError, "{}: sliding_window: expected 0, null or a positive number, found {}", config.where(), window);
+  EF_CHECK(window >= 0, ModelError, "{}: sliding_window: expected 0, null or a positive number, found {}",
+           config.where(), window);
   std::vector<std::string> types;
   if (config.has("layer_types")) {
     types = config.texts("layer_types");
-    EF_CHECK(types.size() == out.layers.size(), ModelError, "{}: layer_types: expected {} entries (num_hidden_layers), found {}",
-             config.where(), out.layers.size(), types.size());
+    EF_CHECK(types.size() == out.layers.size(), ModelError,
+             "{}: layer_types: expected {} entries (num_hidden_layers), found {}", config.where(), out.layers.size(),
+             types.size());
   }
   for (size_t l = 0; l < out.layers.size(); ++l) {
     bool windowed = int(l) >= first_layer;
     if (!types.empty()) {
       windowed = types[l] == "sliding_attention";
       EF_CHECK(windowed || types[l] == "full_attention", ModelError,
-               "{}: layer_types: unknown value \"{}\" (known: full_attention, sliding_attention)", config.where(), types[l]);
+               "{}: layer_types: unknown value \"{}\" (known: full_attention, sliding_attention)", config.where(),
+               types[l]);
     }
     out.layers[l].window = windowed ? window : 0;
   }
@@ -340,9 +372,11 @@ void hf_deepseek_router(Config& out, const HfJson& config, const HfRouterDefault
     fail<ModelError>("{}: scoring_func: unknown value \"{}\" (known: softmax, sigmoid)", config.where(), scoring);
   std::string method = config.text_or("topk_method", defaults.method);
   EF_CHECK(method == "greedy" || method == "group_limited_greedy" || method == "noaux_tc", ModelError,
-           "{}: topk_method: unknown value \"{}\" (known: greedy, group_limited_greedy, noaux_tc)", config.where(), method);
+           "{}: topk_method: unknown value \"{}\" (known: greedy, group_limited_greedy, noaux_tc)", config.where(),
+           method);
   if (!config.has("scoring_func") || !config.has("topk_method"))
-    out.notes.push_back(fmt::format("{}: router of the family taken: scoring_func {}, topk_method {}", config.where(), scoring, method));
+    out.notes.push_back(fmt::format("{}: router of the family taken: scoring_func {}, topk_method {}", config.where(),
+                                    scoring, method));
   if (method != "greedy") {
     router.groups = config.integer_or("n_group", defaults.groups);
     router.top_groups = config.integer_or("topk_group", defaults.top_groups);

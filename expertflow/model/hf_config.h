@@ -1,5 +1,6 @@
-// Reading config.json. Keys go by several names across library versions; defaults differ by family. Sources of the defaults:
-// the families' configuration classes in Hugging Face transformers and the model code published with the weights.
+// Reading config.json. Keys go by several names across library versions; defaults differ by family. Sources of the
+// defaults: the families' configuration classes in Hugging Face transformers and the model code published with the
+// weights.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,8 +12,8 @@
 
 namespace ef {
 
-/// A JSON object with typed access. Keys may hold alternatives separated by '|', the first present one counts. null is absent.
-/// A wrong type, or a missing key that has no default, is a ModelError naming file, key, expected and found.
+/// A JSON object with typed access. Keys may hold alternatives separated by '|', the first present one counts. null is
+/// absent. A wrong type, or a missing key that has no default, is a ModelError naming file, key, expected and found.
 class HfJson {
  public:
   HfJson(const nlohmann::json& object, std::string where);  ///< where: "config.json", or "config.json: rope_scaling"
@@ -45,11 +46,11 @@ struct HfDefaults {
   bool rope_interleaved = false;
 };
 
-/// Everything that the families share: sizes, rope, activation, tokens, quantisation refused if unknown. All layers sparse with
-/// full attention, attention_scale 1/sqrt(head_dim); the router holds experts and top_k only. Latent models pass head_dim (of the
-/// rotated part) themselves.
-Config hf_common(std::string_view arch, const HfJson& config, const nlohmann::json& generation_config, const HfDefaults& defaults,
-                 std::optional<int> head_dim = {});
+/// Everything that the families share: sizes, rope, activation, tokens, quantisation refused if unknown. All layers
+/// sparse with full attention, attention_scale 1/sqrt(head_dim); the router holds experts and top_k only. Latent models
+/// pass head_dim (of the rotated part) themselves.
+Config hf_common(std::string_view arch, const HfJson& config, const nlohmann::json& generation_config,
+                 const HfDefaults& defaults, std::optional<int> head_dim = {});
 
 /// sliding_window on the layers that layer_types names, else on those from first_layer on.
 void hf_windows(Config& out, const HfJson& config, int window, int first_layer = 0);

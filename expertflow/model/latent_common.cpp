@@ -9,7 +9,8 @@ namespace ef {
 
 namespace {
 
-// The softmax scale carries mscale(mscale_all_dim)^2 (DeepSeek's published code; YaRN arXiv:2309.00071 equation 22 on q and k).
+// The softmax scale carries mscale(mscale_all_dim)^2 (DeepSeek's published code; YaRN arXiv:2309.00071 equation 22 on q
+// and k).
 void set_scale(Config& out) {
   double scale = 1.0 / std::sqrt(double(out.head_dim));
   const RopeConfig& rope = out.rope;
@@ -22,15 +23,16 @@ void set_scale(Config& out) {
 
 }  // namespace
 
-Config latent_from_hf(std::string_view arch, const HfJson& config, const nlohmann::json& generation_config, bool interleaved,
-                      int default_leading_dense) {
+Config latent_from_hf(std::string_view arch, const HfJson& config, const nlohmann::json& generation_config,
+                      bool interleaved, int default_leading_dense) {
   LatentConfig latent;
   latent.q_lora = config.integer_or("q_lora_rank", 0);
   latent.kv_lora = config.integer("kv_lora_rank");
   latent.nope = config.integer("qk_nope_head_dim");
   latent.rope = config.integer("qk_rope_head_dim");
   latent.v_dim = config.integer("v_head_dim");
-  EF_CHECK(!config.boolean_or("attention_bias", false), ModelError, "{}: attention_bias: expected false, found true", config.where());
+  EF_CHECK(!config.boolean_or("attention_bias", false), ModelError, "{}: attention_bias: expected false, found true",
+           config.where());
   Config out = hf_common(arch, config, generation_config, {.rope_interleaved = interleaved}, latent.rope);
   out.latent = latent;
   out.head_dim = int(std::min<int64_t>(int64_t(latent.nope) + latent.rope, 1 << 30));
@@ -39,8 +41,8 @@ Config latent_from_hf(std::string_view arch, const HfJson& config, const nlohman
   out.expert_ffn = config.integer("moe_intermediate_size");
   out.dense_ffn = config.integer_or("intermediate_size", 0);
   int64_t shared = int64_t(config.integer_or("n_shared_experts", 0)) * out.expert_ffn;
-  EF_CHECK(shared >= 0 && shared < (1 << 30), ModelError, "{}: n_shared_experts: {} shared experts of {} are too many", config.where(),
-           config.integer_or("n_shared_experts", 0), out.expert_ffn);
+  EF_CHECK(shared >= 0 && shared < (1 << 30), ModelError, "{}: n_shared_experts: {} shared experts of {} are too many",
+           config.where(), config.integer_or("n_shared_experts", 0), out.expert_ffn);
   out.shared_ffn = int(shared);
   hf_leading_dense(out, config, default_leading_dense);
   return out;
@@ -53,10 +55,12 @@ Config latent_from_gguf(std::string_view arch, const GgufKeys& keys, const Tenso
   latent.rope = keys.integer("rope.dimension_count");
   // Newer files describe the compressed cache in key_length and keep a head's sizes in the _mla keys.
   const char* key_length = keys.has("attention.key_length_mla") ? "attention.key_length_mla" : "attention.key_length";
-  const char* value_length = keys.has("attention.value_length_mla") ? "attention.value_length_mla" : "attention.value_length";
+  const char* value_length =
+      keys.has("attention.value_length_mla") ? "attention.value_length_mla" : "attention.value_length";
   int head_dim = keys.integer(key_length);
-  EF_CHECK(latent.rope > 0 && head_dim > latent.rope, ModelError, "{}: {}: expected more than {} (rope.dimension_count), found {}", keys.file(),
-           keys.key(key_length), latent.rope, head_dim);
+  EF_CHECK(latent.rope > 0 && head_dim > latent.rope, ModelError,
+           "{}: {}: expected more than {} (rope.dimension_count), found {}", keys.file(), keys.key(key_length),
+           latent.rope, head_dim);
   latent.nope = head_dim - latent.rope;
   latent.v_dim = keys.integer(value_length);
   Config out = gguf_common(arch, keys, directory, {.rope_interleaved = true}, latent.rope);

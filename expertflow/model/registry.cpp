@@ -19,7 +19,8 @@ Architecture glm4_moe();
 
 std::span<const Architecture> architectures() {
   static const Architecture kTable[] = {
-      mixtral(), qwen2_moe(), qwen3_moe(), olmoe(), deepseek_v2(), deepseek_v3(), gpt_oss(), phimoe(), granitemoe(), glm4_moe(),
+      mixtral(),     qwen2_moe(), qwen3_moe(), olmoe(),      deepseek_v2(),
+      deepseek_v3(), gpt_oss(),   phimoe(),    granitemoe(), glm4_moe(),
   };
   return kTable;
 }
@@ -48,8 +49,11 @@ const Architecture& find_hf(const Checkpoint& checkpoint) {
   const nlohmann::json& config = checkpoint.config;
   EF_CHECK(config.is_object(), ModelError, "{}: expected a JSON object", file);
   auto it = config.find("model_type");
-  EF_CHECK(it != config.end() && it->is_string(), ModelError, "{}: model_type: expected a string, found {} (known: {})", file,
-           it == config.end() ? "nothing" : it->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 60), known(false));
+  EF_CHECK(
+      it != config.end() && it->is_string(), ModelError, "{}: model_type: expected a string, found {} (known: {})",
+      file,
+      it == config.end() ? "nothing" : it->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 60),
+      known(false));
   std::string type = it->get<std::string>();
   for (const Architecture& arch : architectures())
     if (contains(arch.hf_types, type)) return arch;
@@ -66,7 +70,8 @@ const Architecture& find_gguf(const Checkpoint& checkpoint) {
     if (!arch.accepts_gguf || arch.accepts_gguf(metadata, checkpoint.directory)) return arch;
   }
   EF_CHECK(!named, ModelError,
-           "{}: general.architecture \"{}\" without {}.expert_count is a dense model: expected a Mixture-of-Experts model (known: {})",
+           "{}: general.architecture \"{}\" without {}.expert_count is a dense model: expected a Mixture-of-Experts "
+           "model (known: {})",
            metadata.file, name, name, known(true));
   fail<ModelError>("{}: general.architecture: unknown value \"{}\" (known: {})", metadata.file, name, known(true));
 }

@@ -9,7 +9,8 @@
 
 namespace ef {
 
-/// Frequencies of each pair for a sequence of total_length tokens (dynamic and longrope depend on it), and the factor on cos/sin.
+/// Frequencies of each pair for a sequence of total_length tokens (dynamic and longrope depend on it), and the factor
+/// on cos/sin.
 struct RopeFrequencies {
   std::vector<double> inv_freq;  ///< [rotary_dim / 2]
   double magnitude = 1;
@@ -18,8 +19,8 @@ struct RopeFrequencies {
 double yarn_mscale(double factor, double mscale);
 RopeFrequencies rope_frequencies(const RopeConfig& rope, int context_length, int64_t total_length);
 
-/// cos and sin [rows, rotary_dim/2] for rows at the given positions. total_length[i]: tokens that row i's sequence will hold
-/// after this step; frequencies are chosen by it.
+/// cos and sin [rows, rotary_dim/2] for rows at the given positions. total_length[i]: tokens that row i's sequence will
+/// hold after this step; frequencies are chosen by it.
 class RopeTable {
  public:
   RopeTable(const RopeConfig& rope, int context_length);

@@ -41,7 +41,12 @@ class Loader {
  public:
   Loader(const Config& config, const Binding& binding, const TensorDirectory& directory, Backend& backend,
          const std::function<void(uint64_t, uint64_t)>& progress)
-      : config_(config), binding_(binding), directory_(directory), backend_(backend), progress_(progress), stream_(backend.make_stream()) {}
+      : config_(config),
+        binding_(binding),
+        directory_(directory),
+        backend_(backend),
+        progress_(progress),
+        stream_(backend.make_stream()) {}
 
   Weights run() {
     out_.layers.resize(config_.layers.size());
@@ -86,8 +91,9 @@ class Loader {
 
   void check_finite(const BoundTensor& b, std::span<const float> values) const {
     for (float v : values)
-      EF_CHECK(std::isfinite(v), ModelError, "{}: tensor {}{}: expected finite numbers, found {}", directory_.file_name(b.tensor),
-               b.tensor.name, b.layer < 0 ? "" : fmt::format(" (layer {})", b.layer), v);
+      EF_CHECK(std::isfinite(v), ModelError, "{}: tensor {}{}: expected finite numbers, found {}",
+               directory_.file_name(b.tensor), b.tensor.name, b.layer < 0 ? "" : fmt::format(" (layer {})", b.layer),
+               v);
   }
 
   const float* load_vector(const BoundTensor& b, Arena& arena) {
@@ -111,11 +117,11 @@ class Loader {
 
   MatrixView load_matrix(const BoundTensor& b, Arena& arena) {
     const TensorInfo& t = b.tensor;
-    const Op op = b.spec->role == Role::kEmbed                                          ? Op::kEmbed
+    const Op op = b.spec->role == Role::kEmbed                             ? Op::kEmbed
                   : b.spec->role == Role::kKB || b.spec->role == Role::kVB ? Op::kHeadLinear
-                                                                                        : Op::kLinear;
-    EF_CHECK(backend_.supports(op, t.format), ModelError, "{}: tensor {}: backend {} does not compute with {} here", directory_.file_name(t),
-             t.name, backend_.name(), format_info(t.format).name);
+                                                                           : Op::kLinear;
+    EF_CHECK(backend_.supports(op, t.format), ModelError, "{}: tensor {}: backend {} does not compute with {} here",
+             directory_.file_name(t), t.name, backend_.name(), format_info(t.format).name);
     std::byte* device = arena.take(t.bytes);
     MatrixView view{t.format, t.rows(), t.cols(), device, nullptr};
     const bool check = b.spec->role == Role::kRouter;
@@ -137,14 +143,16 @@ class Loader {
     return view;
   }
 
-  // kv_b_proj holds, head by head, nope rows for keys and v_dim rows for values. Keys are transposed, so that the query can be
-  // taken into the latent space with the same op as every other product. One head at a time passes through host memory.
+  // kv_b_proj holds, head by head, nope rows for keys and v_dim rows for values. Keys are transposed, so that the query
+  // can be taken into the latent space with the same op as every other product. One head at a time passes through host
+  // memory.
   void load_kv_b(const BoundTensor& b, Arena& arena) {
     const TensorInfo& t = b.tensor;
     const LatentConfig& m = *config_.latent;
     const Format format = is_plain(t.format) ? t.format : Format::kF32;
-    EF_CHECK(backend_.supports(Op::kHeadLinear, format), ModelError, "{}: tensor {}: backend {} does not compute with {} here",
-             directory_.file_name(t), t.name, backend_.name(), format_info(format).name);
+    EF_CHECK(backend_.supports(Op::kHeadLinear, format), ModelError,
+             "{}: tensor {}: backend {} does not compute with {} here", directory_.file_name(t), t.name,
+             backend_.name(), format_info(format).name);
     const uint64_t unit = uint64_t(format_info(format).block_bytes), row = uint64_t(m.kv_lora) * unit;
     const int64_t head_rows = int64_t(m.nope) + m.v_dim;
     std::byte* k = arena.take(uint64_t(config_.heads) * uint64_t(m.nope) * row);
@@ -155,7 +163,8 @@ class Loader {
       read_rows(t, scales, h * head_rows, head_rows, format, head);
       for (int64_t i = 0; i < m.kv_lora; ++i)
         for (int64_t j = 0; j < m.nope; ++j)
-          std::memcpy(keys.data() + uint64_t(i * m.nope + j) * unit, head.data() + uint64_t(j) * row + uint64_t(i) * unit, unit);
+          std::memcpy(keys.data() + uint64_t(i * m.nope + j) * unit,
+                      head.data() + uint64_t(j) * row + uint64_t(i) * unit, unit);
       to_device(k + uint64_t(h) * keys.size(), keys.data(), keys.size());
       to_device(v + uint64_t(h) * uint64_t(m.v_dim) * row, head.data() + keys.size(), uint64_t(m.v_dim) * row);
     }
@@ -164,7 +173,8 @@ class Loader {
     w.v_b = {format, int64_t(config_.heads) * m.v_dim, m.kv_lora, v, nullptr};
   }
 
-  void read_rows(const TensorInfo& t, const std::vector<float>& scales, int64_t first, int64_t rows, Format as, std::span<std::byte> out) {
+  void read_rows(const TensorInfo& t, const std::vector<float>& scales, int64_t first, int64_t rows, Format as,
+                 std::span<std::byte> out) {
     const uint64_t row_size = row_bytes(t.format, t.cols());
     if (as == t.format) {
       directory_.read(t, uint64_t(first) * row_size, out);
@@ -176,8 +186,10 @@ class Loader {
     for (int64_t r = 0; r < rows; ++r) {
       format_info(t.format).dequantize(bytes.data() + uint64_t(r) * row_size, values.data(), t.cols());
       const int64_t blocks = (t.cols() + 127) / 128;
-      for (int64_t c = 0; !scales.empty() && c < t.cols(); ++c) values[size_t(c)] *= scales[size_t((first + r) / 128 * blocks + c / 128)];
-      std::memcpy(out.data() + uint64_t(r) * values.size() * sizeof(float), values.data(), values.size() * sizeof(float));
+      for (int64_t c = 0; !scales.empty() && c < t.cols(); ++c)
+        values[size_t(c)] *= scales[size_t((first + r) / 128 * blocks + c / 128)];
+      std::memcpy(out.data() + uint64_t(r) * values.size() * sizeof(float), values.data(),
+                  values.size() * sizeof(float));
     }
   }
 
@@ -197,30 +209,67 @@ class Loader {
 
 void Loader::set_vector(const BoundTensor& b, const float* v) {
   switch (b.spec->role) {
-    case Role::kFinalNorm: out_.final_norm = v; break;
-    case Role::kFinalNormBias: out_.final_norm_bias = v; break;
-    case Role::kHeadBias: out_.head_bias = v; break;
-    case Role::kAttnNorm: layer(b).attn_norm = v; break;
-    case Role::kAttnNormBias: layer(b).attn_norm_bias = v; break;
-    case Role::kQBias: layer(b).q_bias = v; break;
-    case Role::kKBias: layer(b).k_bias = v; break;
-    case Role::kVBias: layer(b).v_bias = v; break;
-    case Role::kOBias: layer(b).o_bias = v; break;
+    case Role::kFinalNorm:
+      out_.final_norm = v;
+      break;
+    case Role::kFinalNormBias:
+      out_.final_norm_bias = v;
+      break;
+    case Role::kHeadBias:
+      out_.head_bias = v;
+      break;
+    case Role::kAttnNorm:
+      layer(b).attn_norm = v;
+      break;
+    case Role::kAttnNormBias:
+      layer(b).attn_norm_bias = v;
+      break;
+    case Role::kQBias:
+      layer(b).q_bias = v;
+      break;
+    case Role::kKBias:
+      layer(b).k_bias = v;
+      break;
+    case Role::kVBias:
+      layer(b).v_bias = v;
+      break;
+    case Role::kOBias:
+      layer(b).o_bias = v;
+      break;
     case Role::kQkvBias:
       layer(b).q_bias = v;
       layer(b).k_bias = v + dim_value(config_, Dim::kQ);
       layer(b).v_bias = layer(b).k_bias + dim_value(config_, Dim::kKv);
       break;
-    case Role::kQNorm: layer(b).q_norm = v; break;
-    case Role::kKNorm: layer(b).k_norm = v; break;
-    case Role::kSinks: layer(b).sinks = v; break;
-    case Role::kQANorm: layer(b).q_a_norm = v; break;
-    case Role::kKvANorm: layer(b).kv_a_norm = v; break;
-    case Role::kFfnNorm: layer(b).ffn_norm = v; break;
-    case Role::kFfnNormBias: layer(b).ffn_norm_bias = v; break;
-    case Role::kRouterBias: layer(b).router_bias = v; break;
-    case Role::kSelectionBias: layer(b).selection_bias = v; break;
-    default: EF_DCHECK(false);
+    case Role::kQNorm:
+      layer(b).q_norm = v;
+      break;
+    case Role::kKNorm:
+      layer(b).k_norm = v;
+      break;
+    case Role::kSinks:
+      layer(b).sinks = v;
+      break;
+    case Role::kQANorm:
+      layer(b).q_a_norm = v;
+      break;
+    case Role::kKvANorm:
+      layer(b).kv_a_norm = v;
+      break;
+    case Role::kFfnNorm:
+      layer(b).ffn_norm = v;
+      break;
+    case Role::kFfnNormBias:
+      layer(b).ffn_norm_bias = v;
+      break;
+    case Role::kRouterBias:
+      layer(b).router_bias = v;
+      break;
+    case Role::kSelectionBias:
+      layer(b).selection_bias = v;
+      break;
+    default:
+      EF_DCHECK(false);
   }
 }
 
@@ -234,33 +283,74 @@ MatrixView rows_of(const MatrixView& m, int64_t first, int64_t rows) {
 void Loader::set_matrix(const BoundTensor& b, const MatrixView& m) {
   const int64_t q = dim_value(config_, Dim::kQ), kv = dim_value(config_, Dim::kKv);
   switch (b.spec->role) {
-    case Role::kEmbed: out_.embed = m; break;
-    case Role::kHead: out_.head = m; break;
-    case Role::kQ: layer(b).q = m; break;
-    case Role::kK: layer(b).k = m; break;
-    case Role::kV: layer(b).v = m; break;
-    case Role::kO: layer(b).o = m; break;
+    case Role::kEmbed:
+      out_.embed = m;
+      break;
+    case Role::kHead:
+      out_.head = m;
+      break;
+    case Role::kQ:
+      layer(b).q = m;
+      break;
+    case Role::kK:
+      layer(b).k = m;
+      break;
+    case Role::kV:
+      layer(b).v = m;
+      break;
+    case Role::kO:
+      layer(b).o = m;
+      break;
     case Role::kQkv:
-      // A row block of 128 scales would not follow the split; the format exists in Hugging Face files only, which are not fused.
-      EF_CHECK(!m.scales, ModelError, "{}: tensor {}: FP8 is not supported in fused q, k, v", directory_.file_name(b.tensor), b.tensor.name);
+      // A row block of 128 scales would not follow the split; the format exists in Hugging Face files only, which are
+      // not fused.
+      EF_CHECK(!m.scales, ModelError, "{}: tensor {}: FP8 is not supported in fused q, k, v",
+               directory_.file_name(b.tensor), b.tensor.name);
       layer(b).q = rows_of(m, 0, q);
       layer(b).k = rows_of(m, q, kv);
       layer(b).v = rows_of(m, q + kv, kv);
       break;
-    case Role::kQA: layer(b).q_a = m; break;
-    case Role::kQB: layer(b).q = m; break;
-    case Role::kKvA: layer(b).kv_a = m; break;
-    case Role::kKB: layer(b).k_b = m; break;
-    case Role::kVB: layer(b).v_b = m; break;
-    case Role::kRouter: layer(b).router = m; break;
-    case Role::kDenseGate: layer(b).dense_gate = m; break;
-    case Role::kDenseUp: layer(b).dense_up = m; break;
-    case Role::kDenseDown: layer(b).dense_down = m; break;
-    case Role::kSharedGate: layer(b).shared_gate = m; break;
-    case Role::kSharedUp: layer(b).shared_up = m; break;
-    case Role::kSharedDown: layer(b).shared_down = m; break;
-    case Role::kSharedExpertGate: layer(b).shared_expert_gate = m; break;
-    default: EF_DCHECK(false);
+    case Role::kQA:
+      layer(b).q_a = m;
+      break;
+    case Role::kQB:
+      layer(b).q = m;
+      break;
+    case Role::kKvA:
+      layer(b).kv_a = m;
+      break;
+    case Role::kKB:
+      layer(b).k_b = m;
+      break;
+    case Role::kVB:
+      layer(b).v_b = m;
+      break;
+    case Role::kRouter:
+      layer(b).router = m;
+      break;
+    case Role::kDenseGate:
+      layer(b).dense_gate = m;
+      break;
+    case Role::kDenseUp:
+      layer(b).dense_up = m;
+      break;
+    case Role::kDenseDown:
+      layer(b).dense_down = m;
+      break;
+    case Role::kSharedGate:
+      layer(b).shared_gate = m;
+      break;
+    case Role::kSharedUp:
+      layer(b).shared_up = m;
+      break;
+    case Role::kSharedDown:
+      layer(b).shared_down = m;
+      break;
+    case Role::kSharedExpertGate:
+      layer(b).shared_expert_gate = m;
+      break;
+    default:
+      EF_DCHECK(false);
   }
 }
 

@@ -29,9 +29,10 @@ struct Projection {
 
 template <class Code>
 Projection project(std::span<const float> x, std::span<const float> weights, double scale, Code&& code) {
+  const double inverse = 1 / scale;
   double xq = 0, qq = 0;
   for (size_t i = 0; i < x.size(); ++i) {
-    const double q = code(double(x[i]) / scale);
+    const double q = code(x[i] * inverse);
     const double w = weights[i];
     xq += w * x[i] * q;
     qq += w * q * q;
@@ -106,18 +107,10 @@ double fit_scale(std::span<const float> x, std::span<const float> weights, int l
                       [=](double v) { return round_to_even(std::clamp(v, double(lo), double(hi))); });
 }
 
-int nearest_entry(double v, std::span<const signed char> table) {
-  const auto above = std::upper_bound(table.begin(), table.end(), v, [](double a, signed char b) { return a < b; });
-  if (above == table.begin()) return 0;
-  if (above == table.end()) return int(table.size()) - 1;
-  const int i = int(above - table.begin());
-  return v - table[size_t(i) - 1] <= table[size_t(i)] - v ? i - 1 : i;
-}
-
-double fit_scale_table(std::span<const float> x, std::span<const float> weights, std::span<const signed char> table) {
-  const double step = 0.02 * table.back();
-  return search_scale(x, weights, table.front(), table.back(), step,
-                      [=](double v) { return double(table[size_t(nearest_entry(v, table))]); });
+double fit_scale(std::span<const float> x, std::span<const float> weights, const CodeBook& book) {
+  const double step = 0.02 * book.highest();
+  return search_scale(x, weights, book.lowest(), book.highest(), step,
+                      [&](double v) { return double(book.value(book.nearest(v))); });
 }
 
 AffineFit fit_affine(std::span<const float> x, std::span<const float> weights, int hi, bool offset_any_sign) {

@@ -14,10 +14,31 @@ void error_weights(std::span<const float> x, std::span<const float> scale_of, st
 /// x ~ scale * q with integers q in [lo, hi]. The scale may be negative. 0 for a group of zeros.
 double fit_scale(std::span<const float> x, std::span<const float> weights, int lo, int hi);
 
-/// x ~ scale * table[q]: as above for a code book (ascending).
-double fit_scale_table(std::span<const float> x, std::span<const float> weights, std::span<const signed char> table);
-/// Index of the entry nearest to v.
-int nearest_entry(double v, std::span<const signed char> table);
+/// Ascending integers that codes stand for, and which of them is nearest to a number.
+class CodeBook {
+ public:
+  constexpr explicit CodeBook(std::span<const signed char> values) : values_(values) {
+    // Midpoints of integers are multiples of 1/2: within such a step the nearest entry is the same.
+    int entry = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      const int twice = step - kSteps / 2;  // the step is [twice, twice + 1) / 2
+      while (entry + 1 < int(values.size()) && twice >= values[size_t(entry)] + values[size_t(entry) + 1]) ++entry;
+      nearest_[step] = uint8_t(entry);
+    }
+  }
+  int nearest(double v) const { return nearest_[size_t(std::clamp(v * 2 + kSteps / 2, 0.0, kSteps - 1.0))]; }
+  int value(int entry) const { return values_[size_t(entry)]; }
+  int lowest() const { return values_.front(); }
+  int highest() const { return values_.back(); }
+
+ private:
+  static constexpr int kSteps = 1024;
+  std::span<const signed char> values_;
+  uint8_t nearest_[kSteps] = {};
+};
+
+/// As fit_scale: x ~ scale * book.value(q).
+double fit_scale(std::span<const float> x, std::span<const float> weights, const CodeBook& book);
 
 struct AffineFit {
   double scale = 0;

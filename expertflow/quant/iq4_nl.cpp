@@ -5,6 +5,10 @@
 
 namespace ef {
 
+namespace {
+constexpr CodeBook kIQ4Book(kIQ4Values);
+}
+
 void decode(const BlockIQ4_NL& b, float* out) {
   const float d = f16_to_f32(b.d);
   for (int j = 0; j < 16; ++j) {
@@ -18,10 +22,10 @@ void encode(const float* in, BlockIQ4_NL& b) {
   for (int i = 0; i < 32; ++i) x[i] = finite_or_zero(in[i]);
   error_weights(x, x, weights);
   b = {};
-  b.d = scale_to_f16(fit_scale_table(x, weights, kIQ4Values));
+  b.d = scale_to_f16(fit_scale(x, weights, kIQ4Book));
   const double d = f16_to_f32(b.d);
   for (int i = 0; i < 32 && d != 0; ++i) {
-    const int q = nearest_entry(x[i] / d, kIQ4Values);
+    const int q = kIQ4Book.nearest(x[i] / d);
     b.qs[i % 16] |= uint8_t(i < 16 ? q : q << 4);
   }
 }

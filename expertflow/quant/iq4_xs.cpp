@@ -6,6 +6,10 @@
 
 namespace ef {
 
+namespace {
+constexpr CodeBook kIQ4Book(kIQ4Values);
+}
+
 void decode(const BlockIQ4_XS& b, float* out) {
   const float d = f16_to_f32(b.d);
   for (int g = 0; g < 8; ++g) {
@@ -22,7 +26,7 @@ void decode(const BlockIQ4_XS& b, float* out) {
 void encode(const float* in, BlockIQ4_XS& b) {
   const SuperBlock<32> s(in);
   double fits[8];
-  for (int g = 0; g < 8; ++g) fits[g] = fit_scale_table(s.group(g), s.group_weights(g), kIQ4Values);
+  for (int g = 0; g < 8; ++g) fits[g] = fit_scale(s.group(g), s.group_weights(g), kIQ4Book);
   const SymmetricScales<8> scales(fits, -32, 31);
   b = {};
   b.d = scales.d;
@@ -31,7 +35,7 @@ void encode(const float* in, BlockIQ4_XS& b) {
     b.scales_l[g / 2] |= uint8_t((scale & 15) << (4 * (g % 2)));
     b.scales_h |= uint16_t((scale >> 4) << (2 * g));
     for (int i = 0; i < 32 && scales.unit(g) != 0; ++i) {
-      const int q = nearest_entry(s.x[32 * g + i] / scales.unit(g), kIQ4Values);
+      const int q = kIQ4Book.nearest(s.x[32 * g + i] / scales.unit(g));
       b.qs[16 * g + i % 16] |= uint8_t(i < 16 ? q : q << 4);
     }
   }

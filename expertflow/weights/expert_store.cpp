@@ -19,7 +19,9 @@ bool is_scales(ExpertRole role) {
   return role == ExpertRole::kGateScales || role == ExpertRole::kUpScales || role == ExpertRole::kDownScales;
 }
 
-bool is_bias(ExpertRole role) { return role == ExpertRole::kGateBias || role == ExpertRole::kUpBias || role == ExpertRole::kDownBias; }
+bool is_bias(ExpertRole role) {
+  return role == ExpertRole::kGateBias || role == ExpertRole::kUpBias || role == ExpertRole::kDownBias;
+}
 
 /// Bytes of a tensor that belong to one expert.
 struct Slice {
@@ -39,7 +41,8 @@ std::optional<Slice> direct(const PartSource& source, const ExpertPart& part) {
   if (source.row_step != 1) return {};
   Slice whole = slice(source.tensor, source);
   if (source.unpack == Unpack::kRows)
-    return Slice{whole.tensor, whole.begin + uint64_t(source.row_begin) * row_bytes(part.format, part.cols), part.bytes};
+    return Slice{whole.tensor, whole.begin + uint64_t(source.row_begin) * row_bytes(part.format, part.cols),
+                 part.bytes};
   if (source.unpack == Unpack::kToF32 && source.tensor.format == Format::kF32)
     return Slice{whole.tensor, whole.begin + uint64_t(source.row_begin) * sizeof(float), part.bytes};
   return {};
@@ -69,7 +72,9 @@ void place_staged(Plan& plan) {
   auto& staged = plan.staged;
   auto order = [](const Staged& s) { return std::pair(s.file, s.file_offset); };
   std::sort(staged.begin(), staged.end(), [&](const Staged& a, const Staged& b) { return order(a) < order(b); });
-  staged.erase(std::unique(staged.begin(), staged.end(), [&](const Staged& a, const Staged& b) { return order(a) == order(b); }), staged.end());
+  staged.erase(
+      std::unique(staged.begin(), staged.end(), [&](const Staged& a, const Staged& b) { return order(a) == order(b); }),
+      staged.end());
   for (Staged& s : staged) {
     plan.staging_bytes = (plan.staging_bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
     s.staging_offset = plan.staging_bytes;
@@ -120,7 +125,8 @@ void copy_rows(const std::byte* from, const PartSource& source, const ExpertPart
 }
 
 template <size_t kWidth>
-void transpose(const std::byte* from, int64_t file_rows, const PartSource& source, const ExpertPart& part, std::byte* to) {
+void transpose(const std::byte* from, int64_t file_rows, const PartSource& source, const ExpertPart& part,
+               std::byte* to) {
   // Tiles keep both sides in cache: one side is always read or written across rows.
   constexpr int64_t kTile = 32;
   for (int64_t r0 = 0; r0 < part.rows; r0 += kTile)
@@ -139,15 +145,17 @@ void fill_transposed(const std::byte* from, const PartSource& source, const Expe
     transpose<4>(from, file_rows, source, part, to);
 }
 
-void fill_mxfp4(const std::byte* nibbles, const std::byte* scales, const PartSource& source, const ExpertPart& part, std::byte* to,
-                const std::string& file) {
+void fill_mxfp4(const std::byte* nibbles, const std::byte* scales, const PartSource& source, const ExpertPart& part,
+                std::byte* to, const std::string& file) {
   const int64_t blocks = part.cols / BlockMXFP4::kElements;
   for (int64_t r = 0; r < part.rows; ++r) {
     const int64_t from = (source.row_begin + r * source.row_step) * blocks;
     const auto* row_scales = reinterpret_cast<const uint8_t*>(scales) + from;
     EF_CHECK(std::find(row_scales, row_scales + blocks, uint8_t(255)) == row_scales + blocks, ModelError,
-             "{}: tensor {}: scale of expert {}, row {} is NaN (E8M0 255)", file, source.scales.name, source.index, from / blocks);
-    repack_mxfp4(reinterpret_cast<const uint8_t*>(nibbles) + from * 16, row_scales, to + uint64_t(r * blocks) * sizeof(BlockMXFP4), blocks);
+             "{}: tensor {}: scale of expert {}, row {} is NaN (E8M0 255)", file, source.scales.name, source.index,
+             from / blocks);
+    repack_mxfp4(reinterpret_cast<const uint8_t*>(nibbles) + from * 16, row_scales,
+                 to + uint64_t(r * blocks) * sizeof(BlockMXFP4), blocks);
   }
 }
 
@@ -174,15 +182,17 @@ struct Check {
 
   template <class... Args>
   void expect(bool good, const TensorInfo& tensor, fmt::format_string<Args...> f, Args&&... args) const {
-    if (!good) fail<ModelError>("{}: tensor {}: {}", directory.file_name(tensor), tensor.name, fmt::format(f, std::forward<Args>(args)...));
+    if (!good)
+      fail<ModelError>("{}: tensor {}: {}", directory.file_name(tensor), tensor.name,
+                       fmt::format(f, std::forward<Args>(args)...));
   }
 
   void stacking(const TensorInfo& tensor) const {
     if (!source.stacked) return;
     expect(!tensor.shape.empty() && tensor.shape[0] > source.index && source.index >= 0, tensor,
            "expected at least {} experts in the outermost dimension, found {}", source.index + 1, tensor.shape_text());
-    expect(tensor.bytes % uint64_t(tensor.shape[0]) == 0, tensor, "{} bytes are not a whole number for each of {} experts", tensor.bytes,
-           tensor.shape[0]);
+    expect(tensor.bytes % uint64_t(tensor.shape[0]) == 0, tensor,
+           "{} bytes are not a whole number for each of {} experts", tensor.bytes, tensor.shape[0]);
   }
 
   /// Index of the last row (or element) that the part takes.
@@ -194,8 +204,8 @@ struct Check {
   void bytes_at_least(const TensorInfo& tensor, uint64_t unit) const {
     const uint64_t have = slice(tensor, source).bytes;
     const auto need = checked_mul(last() + 1, unit);
-    expect(need && *need <= have, tensor, "expected at least {} bytes an expert ({} rows of {}), found {}", need.value_or(0), last() + 1, unit,
-           have);
+    expect(need && *need <= have, tensor, "expected at least {} bytes an expert ({} rows of {}), found {}",
+           need.value_or(0), last() + 1, unit, have);
   }
 
   void run() const {
@@ -210,20 +220,24 @@ struct Check {
         bytes_at_least(t, row_bytes(part.format, part.cols));
         break;
       case Unpack::kTransposed:
-        expect(t.format == part.format && (t.format == Format::kF32 || t.format == Format::kF16 || t.format == Format::kBF16), t,
-               "expected F32, F16 or BF16 in a transposed layout, found {}", info.name);
-        expect(int64_t(last()) < t.cols() && slice(t, source).bytes == uint64_t(part.cols) * row_bytes(t.format, t.cols()), t,
-               "expected {} rows of at least {} elements an expert, found {}", part.cols, last() + 1, t.shape_text());
+        expect(t.format == part.format &&
+                   (t.format == Format::kF32 || t.format == Format::kF16 || t.format == Format::kBF16),
+               t, "expected F32, F16 or BF16 in a transposed layout, found {}", info.name);
+        expect(
+            int64_t(last()) < t.cols() && slice(t, source).bytes == uint64_t(part.cols) * row_bytes(t.format, t.cols()),
+            t, "expected {} rows of at least {} elements an expert, found {}", part.cols, last() + 1, t.shape_text());
         break;
       case Unpack::kMxfp4Pairs:
         stacking(source.scales);
         expect(t.format == Format::kU8 && part.format == Format::kMXFP4, t, "expected U8, found {}", info.name);
-        expect(source.scales.format == Format::kU8, source.scales, "expected U8, found {}", format_info(source.scales.format).name);
+        expect(source.scales.format == Format::kU8, source.scales, "expected U8, found {}",
+               format_info(source.scales.format).name);
         bytes_at_least(t, uint64_t(part.cols) / 2);
         bytes_at_least(source.scales, uint64_t(part.cols) / BlockMXFP4::kElements);
         break;
       case Unpack::kToF32:
-        expect(has_arithmetic(t.format) || (t.format == Format::kU8 && is_scales(part.role)), t, "expected numbers, found {}", info.name);
+        expect(has_arithmetic(t.format) || (t.format == Format::kU8 && is_scales(part.role)), t,
+               "expected numbers, found {}", info.name);
         expect(info.block_elements == 1, t, "expected a format without blocks, found {}", info.name);
         bytes_at_least(t, uint64_t(info.block_bytes));
         break;
@@ -234,11 +248,12 @@ struct Check {
 void check_part(const ExpertPart& part, LayerId layer) {
   EF_CHECK(part.rows > 0 && part.cols > 0, ModelError, "layer {}: an expert part is empty", layer);
   const FormatInfo& info = format_info(part.format);
-  EF_CHECK(part.cols % info.block_elements == 0, ModelError, "layer {}: expert rows of {} elements are not whole {} blocks of {}", layer,
-           part.cols, info.name, info.block_elements);
+  EF_CHECK(part.cols % info.block_elements == 0, ModelError,
+           "layer {}: expert rows of {} elements are not whole {} blocks of {}", layer, part.cols, info.name,
+           info.block_elements);
   const auto bytes = checked_mul(uint64_t(part.rows), row_bytes(part.format, part.cols));
-  EF_CHECK(bytes && *bytes == part.bytes && *bytes < (uint64_t(1) << 48), ModelError, "layer {}: an expert part of [{}, {}] is too large",
-           layer, part.rows, part.cols);
+  EF_CHECK(bytes && *bytes == part.bytes && *bytes < (uint64_t(1) << 48), ModelError,
+           "layer {}: an expert part of [{}, {}] is too large", layer, part.rows, part.cols);
 }
 
 }  // namespace
@@ -272,7 +287,9 @@ ExpertStore::ExpertStore(const TensorDirectory& directory, std::vector<LayerExpe
   }
 }
 
-bool ExpertStore::has_layer(LayerId layer) const { return layer >= 0 && size_t(layer) < index_.size() && index_[size_t(layer)] >= 0; }
+bool ExpertStore::has_layer(LayerId layer) const {
+  return layer >= 0 && size_t(layer) < index_.size() && index_[size_t(layer)] >= 0;
+}
 
 const LayerExperts& ExpertStore::at(LayerId layer) const {
   EF_DCHECK(has_layer(layer));
@@ -307,9 +324,13 @@ uint64_t ExpertStore::file_bytes(ExpertKey key) const {
   return total;
 }
 
-std::vector<ExpertStore::Read> ExpertStore::reads(ExpertKey key) const { return make_plan(at(key.layer).layout, sources(key)).reads; }
+std::vector<ExpertStore::Read> ExpertStore::reads(ExpertKey key) const {
+  return make_plan(at(key.layer).layout, sources(key)).reads;
+}
 
-uint64_t ExpertStore::staging_bytes(ExpertKey key) const { return make_plan(at(key.layer).layout, sources(key)).staging_bytes; }
+uint64_t ExpertStore::staging_bytes(ExpertKey key) const {
+  return make_plan(at(key.layer).layout, sources(key)).staging_bytes;
+}
 
 void ExpertStore::unpack(ExpertKey key, std::span<const std::byte> staging, std::span<std::byte> slot) const {
   const ExpertLayout& layout = at(key.layer).layout;
@@ -325,13 +346,19 @@ void ExpertStore::unpack(ExpertKey key, std::span<const std::byte> staging, std:
       const Slice whole = slice(source.tensor, source);
       const std::byte* from = staging.data() + plan.find(whole).staging_offset;
       switch (source.unpack) {
-        case Unpack::kRows: copy_rows(from, source, part, to); break;
-        case Unpack::kTransposed: fill_transposed(from, source, part, to); break;
+        case Unpack::kRows:
+          copy_rows(from, source, part, to);
+          break;
+        case Unpack::kTransposed:
+          fill_transposed(from, source, part, to);
+          break;
         case Unpack::kMxfp4Pairs:
           fill_mxfp4(from, staging.data() + plan.find(slice(source.scales, source)).staging_offset, source, part, to,
                      directory_.file_name(source.scales));
           break;
-        case Unpack::kToF32: fill_f32(from, whole.bytes, source, part, to); break;
+        case Unpack::kToF32:
+          fill_f32(from, whole.bytes, source, part, to);
+          break;
       }
     }
     const std::span<const float> numbers{reinterpret_cast<const float*>(to), size_t(part.rows * part.cols)};

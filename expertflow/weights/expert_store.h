@@ -1,4 +1,5 @@
-// The slow tier: where each routed expert's bytes are, as one unit whatever the file's layout, and how they become a slot.
+// The slow tier: where each routed expert's bytes are, as one unit whatever the file's layout, and how they become a
+// slot.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,12 +13,19 @@
 namespace ef {
 
 enum class ExpertRole : uint8_t {
-  kGate, kUp, kDown,                    ///< matrices
-  kGateScales, kUpScales, kDownScales,  ///< float32 block scales of kF8E4M3
-  kGateBias, kUpBias, kDownBias,        ///< float32 vectors
+  kGate,
+  kUp,
+  kDown,  ///< matrices
+  kGateScales,
+  kUpScales,
+  kDownScales,  ///< float32 block scales of kF8E4M3
+  kGateBias,
+  kUpBias,
+  kDownBias,  ///< float32 vectors
 };
 
-/// A part of a slot. Slots hold the kernels' layout: gate and up [ffn, hidden], down [hidden, ffn], biases and scales float32.
+/// A part of a slot. Slots hold the kernels' layout: gate and up [ffn, hidden], down [hidden, ffn], biases and scales
+/// float32.
 struct ExpertPart {
   ExpertRole role;
   Format format;
@@ -36,20 +44,22 @@ struct ExpertLayout {
 
 /// How file bytes become a part.
 enum class Unpack : uint8_t {
-  kRows,        ///< rows row_begin, row_begin + row_step, ... of the expert's matrix [file_rows, cols], format unchanged
-  kTransposed,  ///< file holds [cols, file_rows] (gpt-oss BF16 [E, in, out]); row r of the part is the file's column row_begin + r * row_step
-  kMxfp4Pairs,  ///< Hugging Face _blocks [file_rows, cols/32, 16] and _scales [file_rows, cols/32], repacked to GGUF's MXFP4 blocks; rows as kRows
-  kToF32        ///< a vector or matrix in any format with arithmetic, converted; elements row_begin, row_begin + row_step, ...
-                ///< Scales stored as U8 are E8M0 exponents.
+  kRows,  ///< rows row_begin, row_begin + row_step, ... of the expert's matrix [file_rows, cols], format unchanged
+  kTransposed,  ///< file holds [cols, file_rows] (gpt-oss BF16 [E, in, out]); row r of the part is the file's column
+                ///< row_begin + r * row_step
+  kMxfp4Pairs,  ///< Hugging Face _blocks [file_rows, cols/32, 16] and _scales [file_rows, cols/32], repacked to GGUF's
+                ///< MXFP4 blocks; rows as kRows
+  kToF32  ///< a vector or matrix in any format with arithmetic, converted; elements row_begin, row_begin + row_step,
+          ///< ... Scales stored as U8 are E8M0 exponents.
 };
 
 struct PartSource {
   ExpertRole role;
   Unpack unpack = Unpack::kRows;
-  TensorInfo tensor;        ///< holds one expert, or all of them stacked outermost
-  TensorInfo scales;        ///< kMxfp4Pairs only
-  int64_t index = 0;        ///< this expert's place in a stacked tensor; 0 if the tensor is the expert's own
-  bool stacked = false;     ///< tensor's outermost dimension is experts
+  TensorInfo tensor;     ///< holds one expert, or all of them stacked outermost
+  TensorInfo scales;     ///< kMxfp4Pairs only
+  int64_t index = 0;     ///< this expert's place in a stacked tensor; 0 if the tensor is the expert's own
+  bool stacked = false;  ///< tensor's outermost dimension is experts
   int64_t row_begin = 0, row_step = 1;
 };
 
@@ -76,20 +86,20 @@ class ExpertStore {
   bool has_layer(LayerId layer) const;
   const std::vector<LayerExperts>& layers() const { return layers_; }
   const ExpertLayout& layout(LayerId layer) const;
-  int experts(LayerId layer) const;            ///< routed experts of the layer, 0 if dense
+  int experts(LayerId layer) const;  ///< routed experts of the layer, 0 if dense
   uint64_t slot_bytes(LayerId layer) const { return layout(layer).bytes; }
   uint64_t max_slot_bytes() const;
-  uint64_t total_bytes() const;                ///< slots of all experts
-  uint64_t file_bytes(ExpertKey key) const;    ///< bytes read to fill a slot
+  uint64_t total_bytes() const;              ///< slots of all experts
+  uint64_t file_bytes(ExpertKey key) const;  ///< bytes read to fill a slot
 
   std::vector<Read> reads(ExpertKey key) const;
   uint64_t staging_bytes(ExpertKey key) const;
-  /// Fills the parts that are not read straight into the slot. Call it after all reads, also if none is staged: block scales and
-  /// biases are checked here, a NaN or a scale out of range is a ModelError naming the tensor.
+  /// Fills the parts that are not read straight into the slot. Call it after all reads, also if none is staged: block
+  /// scales and biases are checked here, a NaN or a scale out of range is a ModelError naming the tensor.
   void unpack(ExpertKey key, std::span<const std::byte> staging, std::span<std::byte> slot) const;
 
-  /// All of the above with blocking reads; staging is grown as needed. Throws DeviceError on a short read or EIO: the slot then
-  /// holds no expert and must not be used.
+  /// All of the above with blocking reads; staging is grown as needed. Throws DeviceError on a short read or EIO: the
+  /// slot then holds no expert and must not be used.
   void fill(ExpertKey key, std::span<std::byte> slot, std::vector<std::byte>& staging) const;
   const TensorDirectory& directory() const { return directory_; }
 
@@ -104,7 +114,8 @@ class ExpertStore {
   std::vector<int> index_;  ///< by layer, -1 if dense
 };
 
-/// Block scales: finite, not negative, at most kMaxBlockScale (weights up to 448 times that; E8M0 bytes taken for numbers are more).
+/// Block scales: finite, not negative, at most kMaxBlockScale (weights up to 448 times that; E8M0 bytes taken for
+/// numbers are more).
 inline constexpr float kMaxBlockScale = 32.f;
 void check_block_scales(std::span<const float> scales, const std::string& file, const std::string& tensor);
 

@@ -1,4 +1,6 @@
 // linear, head_linear and embed: every format against doubles, and the promise that a row's result is its own affair.
+#include <algorithm>
+
 #include "tests/contract/op_test.h"
 
 namespace ef::testing {
@@ -87,6 +89,56 @@ TEST_P(Linear, ShapesOfRealModels) {
   }
 }
 
+std::vector<float> run_linear(Backend& backend, const TestMatrix& w, const std::vector<float>& bias,
+                              const std::vector<float>& x) {
+  const int64_t rows = int64_t(x.size()) / w.view.cols;
+  DeviceArray<float> device_x(backend, x), device_bias(backend, bias);
+  DeviceArray<float> out(backend, std::vector<float>(size_t(rows * w.view.rows), NAN));
+  auto stream = backend.make_stream();
+  backend.linear(*stream, LinearArgs{w.view, device_bias.data(), rows, device_x.data(), out.data()});
+  stream->synchronize();
+  return out.read();
+}
+
+std::vector<float> slice(const std::vector<float>& v, int64_t row, int64_t rows, int64_t width) {
+  return {v.begin() + row * width, v.begin() + (row + rows) * width};
+}
+
+// Blocks of any bytes, except where they stand for something that is not finite.
+std::vector<std::byte> random_blocks(Random& random, const FormatInfo& info, int64_t count) {
+  std::vector<std::byte> blocks(size_t(count * info.block_bytes));
+  std::vector<float> values(static_cast<size_t>(info.block_elements));
+  for (int64_t b = 0; b < count; ++b) {
+    std::byte* block = &blocks[size_t(b * info.block_bytes)];
+    do {
+      for (int i = 0; i < info.block_bytes; ++i) block[i] = std::byte(random.below(256));
+      info.dequantize(block, values.data(), info.block_elements);
+    } while (!std::all_of(values.begin(), values.end(), [](float v) { return std::fabs(v) < 1e30f; }));
+  }
+  return blocks;
+}
+
+// A unit vector picks one weight, so this sees the numbers that the fast paths make of a block: the reference's,
+// exactly.
+TEST_P(Linear, UnitVectorsPickTheWeightsExactly) {
+  Random random(13);
+  for (Format format : arithmetic_formats()) {
+    const int64_t cols = format_info(format).block_elements == 1 ? 67 : 512, n = 23;
+    TestMatrix w = matrix(random, format, n, cols);
+    w.blocks = random_blocks(random, format_info(format), n * cols / format_info(format).block_elements);
+    w.data = std::make_unique<DeviceArray<std::byte>>(backend(), w.blocks);
+    w.view.data = w.data->data();
+    std::vector<float> unit(size_t(cols * cols), 0.f);
+    for (int64_t k = 0; k < cols; ++k) unit[size_t(k * cols + k)] = 1.f;
+    const auto got = run_linear(backend(), w, std::vector<float>(size_t(n), 0.f), unit);
+    for (int64_t i = 0; i < n; ++i) {
+      const auto row = w.row(i);
+      for (int64_t k = 0; k < cols; ++k)
+        ASSERT_EQ(got[size_t(k * n + i)], row[size_t(k)]) << format_info(format).name << ", column " << k;
+    }
+  }
+}
+
 TEST_P(Linear, F8WithoutScales) {
   Random random(4);
   TestMatrix w = matrix(random, Format::kF8E4M3, 9, 40);
@@ -119,21 +171,6 @@ TEST_P(Linear, NonFiniteInputStaysInItsRow) {
   stream().synchronize();
   const auto got = out.read();
   for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(std::isnan(got[i]), i / 5 == 1) << i;
-}
-
-std::vector<float> run_linear(Backend& backend, const TestMatrix& w, const std::vector<float>& bias,
-                              const std::vector<float>& x) {
-  const int64_t rows = int64_t(x.size()) / w.view.cols;
-  DeviceArray<float> device_x(backend, x), device_bias(backend, bias);
-  DeviceArray<float> out(backend, std::vector<float>(size_t(rows * w.view.rows), NAN));
-  auto stream = backend.make_stream();
-  backend.linear(*stream, LinearArgs{w.view, device_bias.data(), rows, device_x.data(), out.data()});
-  stream->synchronize();
-  return out.read();
-}
-
-std::vector<float> slice(const std::vector<float>& v, int64_t row, int64_t rows, int64_t width) {
-  return {v.begin() + row * width, v.begin() + (row + rows) * width};
 }
 
 TEST_P(Linear, ARowIsBitIdenticalInAnyCompany) {

@@ -71,16 +71,16 @@ TEST(JinjaHostile, SharedPartsCannotExplode) {
 }
 
 TEST(JinjaHostile, NestingIsBounded) {
-  EXPECT_NE(error_of("{{ " + repeat("(", 100000) + "1" + repeat(")", 100000) + " }}").find("deep"), std::string::npos);
-  EXPECT_NE(error_of("{{ " + repeat("[", 100000) + repeat("]", 100000) + " }}").find("deep"), std::string::npos);
-  EXPECT_NE(error_of("{{ " + repeat("not ", 100000) + "1 }}").find("deep"), std::string::npos);
-  EXPECT_NE(error_of("{{ " + repeat("-", 100000) + "1 }}").find("deep"), std::string::npos);
-  EXPECT_NE(error_of("{{ 1" + repeat(" + 1", 100000) + " }}").find("deep"), std::string::npos);
-  EXPECT_NE(error_of("{{ x" + repeat(".x", 100000) + " }}").find("deep"), std::string::npos);
-  EXPECT_NE(error_of("{{ x" + repeat("|e", 100000) + " }}").find("deep"), std::string::npos);
-  EXPECT_NE(error_of("{{ 1" + repeat(" if 1 else 1", 100000) + " }}").find("deep"), std::string::npos);
-  EXPECT_NE(error_of(repeat("{% if 1 %}", 100000) + repeat("{% endif %}", 100000)).find("deep"), std::string::npos);
-  EXPECT_NE(error_of("{% for " + repeat("(", 100000) + "a" + repeat(")", 100000) + " in b %}").find("deep"),
+  EXPECT_NE(error_of("{{ " + repeat("(", 20000) + "1" + repeat(")", 20000) + " }}").find("deep"), std::string::npos);
+  EXPECT_NE(error_of("{{ " + repeat("[", 20000) + repeat("]", 20000) + " }}").find("deep"), std::string::npos);
+  EXPECT_NE(error_of("{{ " + repeat("not ", 20000) + "1 }}").find("deep"), std::string::npos);
+  EXPECT_NE(error_of("{{ " + repeat("-", 20000) + "1 }}").find("deep"), std::string::npos);
+  EXPECT_NE(error_of("{{ 1" + repeat(" + 1", 20000) + " }}").find("deep"), std::string::npos);
+  EXPECT_NE(error_of("{{ x" + repeat(".x", 20000) + " }}").find("deep"), std::string::npos);
+  EXPECT_NE(error_of("{{ x" + repeat("|e", 20000) + " }}").find("deep"), std::string::npos);
+  EXPECT_NE(error_of("{{ 1" + repeat(" if 1 else 1", 20000) + " }}").find("deep"), std::string::npos);
+  EXPECT_NE(error_of(repeat("{% if 1 %}", 20000) + repeat("{% endif %}", 20000)).find("deep"), std::string::npos);
+  EXPECT_NE(error_of("{% for " + repeat("(", 20000) + "a" + repeat(")", 20000) + " in b %}").find("deep"),
             std::string::npos);
   EXPECT_NE(error_of("{% set ns = namespace(s=[]) %}{% for i in range(99999) %}{% set ns.s = [ns.s] %}{% endfor %}")
                 .find("deep"),
@@ -89,8 +89,8 @@ TEST(JinjaHostile, NestingIsBounded) {
                      "%}{% endfor %}{% endfor %}")
                 .find("deep"),
             std::string::npos);
-  EXPECT_EQ(error_of("{{ 1" + repeat("~ 1", 100000) + " }}"), "no error");
-  EXPECT_EQ(error_of("{% if 0 %}" + repeat("{% elif 0 %}", 100000) + "{% endif %}"), "no error");
+  EXPECT_EQ(error_of("{{ 1" + repeat("~ 1", 20000) + " }}"), "no error");
+  EXPECT_EQ(error_of("{% if 0 %}" + repeat("{% elif 0 %}", 20000) + "{% endif %}"), "no error");
 }
 
 TEST(JinjaHostile, CyclesThroughNamespacesAreFreed) {
@@ -153,7 +153,7 @@ TEST(JinjaHostile, DamagedTemplatesAreAnsweredOrRefused) {
   int texts = 0;
   int errors = 0;
   for (const Json& c : data["cases"]) {
-    for (int round = 0; round < 12; ++round) {
+    for (int round = 0; round < 8; ++round) {
       std::string source = c["source"];
       for (int edit = 0; edit < 1 + round % 3 && !source.empty(); ++edit) {
         const size_t at = random() % source.size();
@@ -176,7 +176,7 @@ TEST(JinjaHostile, DamagedTemplatesAreAnsweredOrRefused) {
       }
     }
   }
-  EXPECT_GT(texts, 1000);
+  EXPECT_GT(texts, 800);
   EXPECT_GT(errors, 1000);
 }
 

@@ -50,8 +50,9 @@ struct Kernels {
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
   /// gpt-oss: g = min(gate, limit), u = clamp(up, +-limit): (u + 1) * g * sigmoid(alpha * g)
   void (*clamped_swiglu)(const float* gate, const float* up, float* out, int64_t n, float alpha, float limit);
-  /// By Format; null: the format table's reference. Same values, bit for bit.
-  DequantizeFn dequantize[kMaxFormats];
+  /// Array of kMaxFormats by Format, or null; a null entry means the format table's reference. Same values, bit for
+  /// bit; kF8E4M3 without its block scales.
+  const DequantizeFn* dequantize;
 };
 
 const Kernels& reference_kernels();

@@ -36,6 +36,18 @@ inline V load_part(const float* p, Part part) { return _mm256_maskload_ps(p, par
 inline void store_part(float* p, V v, Part part) { _mm256_maskstore_ps(p, part, v); }
 inline V keep(V v, Part part) { return _mm256_and_ps(v, _mm256_castsi256_ps(part)); }
 
+// sixteen codes: out = scale * code [+ offset]
+inline V codes_low(__m128i codes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)); }
+inline V codes_high(__m128i codes) { return codes_low(_mm_srli_si128(codes, 8)); }
+inline void put16(float* out, __m128i codes, V scale) {
+  store(out, mul(scale, codes_low(codes)));
+  store(out + 8, mul(scale, codes_high(codes)));
+}
+inline void put16(float* out, __m128i codes, V scale, V offset) {
+  store(out, add(mul(scale, codes_low(codes)), offset));
+  store(out + 8, add(mul(scale, codes_high(codes)), offset));
+}
+
 struct F32 {
   static constexpr int kBytes = 4;
   static V load(const std::byte* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }

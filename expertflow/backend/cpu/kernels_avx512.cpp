@@ -37,6 +37,13 @@ inline V load_part(const float* p, Part part) { return _mm512_maskz_loadu_ps(par
 inline void store_part(float* p, V v, Part part) { _mm512_mask_storeu_ps(p, part, v); }
 inline V keep(V v, Part part) { return _mm512_maskz_mov_ps(part, v); }
 
+// sixteen codes: out = scale * code [+ offset]
+inline V codes_of(__m128i codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)); }
+inline void put16(float* out, __m128i codes, V scale) { store(out, mul(scale, codes_of(codes))); }
+inline void put16(float* out, __m128i codes, V scale, V offset) {
+  store(out, add(mul(scale, codes_of(codes)), offset));
+}
+
 struct F32 {
   static constexpr int kBytes = 4;
   static V load(const std::byte* p) { return _mm512_loadu_ps(p); }

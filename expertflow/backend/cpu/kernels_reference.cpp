@@ -109,7 +109,7 @@ const Kernels& reference_kernels() {
       .exp_sum = exp_sum,
       .silu_mul = silu_mul,
       .clamped_swiglu = clamped_swiglu,
-      .dequantize = {},
+      .dequantize = nullptr,
   };
   return kernels;
 }

@@ -4,6 +4,7 @@
 // round, fold (V -> __m128 by halves), and the element types F32, F16, BF16 with kBytes, load and load_part. No std::
 // function may be called here: see kernels.h.
 #pragma once
+#include "expertflow/backend/cpu/dequantize_simd.h"
 
 namespace ef::cpu {
 namespace {
@@ -239,7 +240,7 @@ constexpr Kernels kKernels = {
     .exp_sum = exp_sum,
     .silu_mul = silu_mul,
     .clamped_swiglu = clamped_swiglu,
-    .dequantize = {},
+    .dequantize = kDequantize.row,
 };
 
 }  // namespace

@@ -37,11 +37,19 @@ int direct_scalar(Format format) {
   }
 }
 
+// kF8E4M3: factors of 128 x 128 blocks, as dequantize_row applies them.
+void apply_scales(const MatrixView& w, int64_t row, float* out) {
+  constexpr int64_t kBlock = 128;
+  const float* scales = w.scales + row / kBlock * ((w.cols + kBlock - 1) / kBlock);
+  for (int64_t c = 0; c < w.cols; c += kBlock, ++scales)
+    for (int64_t i = c; i < std::min(w.cols, c + kBlock); ++i) out[i] *= *scales;
+}
+
 void dequantize(const Kernels& kernels, const MatrixView& w, int64_t row, float* out) {
-  if (DequantizeFn fast = kernels.dequantize[int(w.format)])
-    fast(w.data + uint64_t(row) * row_bytes(w.format, w.cols), out, w.cols);
-  else
-    dequantize_row(w, row, out);
+  const DequantizeFn fast = kernels.dequantize ? kernels.dequantize[int(w.format)] : nullptr;
+  if (!fast) return dequantize_row(w, row, out);
+  fast(w.data + uint64_t(row) * row_bytes(w.format, w.cols), out, w.cols);
+  if (w.format == Format::kF8E4M3 && w.scales) apply_scales(w, row, out);
 }
 
 }  // namespace

@@ -1,0 +1,214 @@
+#include "expertflow/text/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <unordered_map>
+
+namespace ef {
+namespace {
+
+constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+
+uint64_t random_seed() {
+  std::random_device device;
+  return (uint64_t(device()) << 32) | device();
+}
+
+template <class T>
+std::string out_of_range(const char* field, const char* range, T found) {
+  return fmt::format("{}: expected {}, found {}", field, range, found);
+}
+
+/// Largest logit first; ties: the lowest id first.
+template <class C>
+bool before(const C& a, const C& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+}
+
+struct LogSum {
+  double max;
+  double log_sum;  // log of the sum of exp(logit - max)
+};
+
+LogSum log_sum(std::span<const float> logits) {
+  const double max = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float l : logits) sum += std::exp(double(l) - max);
+  return {max, std::log(sum)};
+}
+
+float floored(double logprob) { return logprob < double(kLogprobFloor) ? kLogprobFloor : float(logprob); }
+
+}  // namespace
+
+std::string SamplerConfig::problem() const {
+  const auto within = [](float v, float low, float high) { return v >= low && v <= high; };
+  if (!std::isfinite(temperature) || temperature > 100) return out_of_range("temperature", "at most 100", temperature);
+  if (!within(top_p, 0, 1)) return out_of_range("top_p", "0 to 1", top_p);
+  if (!within(min_p, 0, 1)) return out_of_range("min_p", "0 to 1", min_p);
+  if (!(repetition_penalty > 0 && repetition_penalty <= 100)) {
+    return out_of_range("repetition_penalty", "above 0, at most 100", repetition_penalty);
+  }
+  if (!within(presence_penalty, -2, 2)) return out_of_range("presence_penalty", "-2 to 2", presence_penalty);
+  if (!within(frequency_penalty, -2, 2)) return out_of_range("frequency_penalty", "-2 to 2", frequency_penalty);
+  if (penalty_window < -1) return out_of_range("penalty_window", "-1 or more", penalty_window);
+  for (const auto& [token, bias] : logit_bias) {
+    if (token < 0) return out_of_range("logit_bias", "token ids of 0 or more", token);
+    if (std::isnan(bias) || bias > 1e9f) {
+      return fmt::format("logit_bias[{}]: expected a number of at most 1e9, or -inf, found {}", token, bias);
+    }
+  }
+  return {};
+}
+
+void check_logits(std::span<const float> logits) {
+  bool any = false;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<float>::infinity()) {
+      fail<RequestError>("the model's logits are not finite: token {} has {}", i, logits[i]);
+    }
+    any = any || logits[i] != kNegativeInfinity;
+  }
+  EF_CHECK(any, RequestError, "the model's logits are not finite: all {} are -inf", logits.size());
+}
+
+float logprob_of(std::span<const float> logits, TokenId token) {
+  const LogSum sum = log_sum(logits);
+  return floored(double(logits[size_t(token)]) - sum.max - sum.log_sum);
+}
+
+std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, int n) {
+  const size_t count = std::min(logits.size(), size_t(std::max(n, 0)));
+  if (count == 0) return {};
+  const LogSum sum = log_sum(logits);
+  std::vector<TokenId> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::partial_sort(ids.begin(), ids.begin() + std::ptrdiff_t(count), ids.end(), [&](TokenId a, TokenId b) {
+    const float x = logits[size_t(a)];
+    const float y = logits[size_t(b)];
+    return x != y ? x > y : a < b;
+  });
+  std::vector<TokenLogprob> top;
+  for (size_t i = 0; i < count; ++i)
+    top.push_back({ids[i], floored(double(logits[size_t(ids[i])]) - sum.max - sum.log_sum)});
+  return top;
+}
+
+Sampler::Sampler(const SamplerConfig& config, int64_t vocab_size)
+    : config_(config), vocab_size_(vocab_size), seed_(config.seed ? *config.seed : random_seed()), random_(seed_) {
+  config_.validate<RequestError>();
+  for (const auto& [token, bias] : config_.logit_bias) {
+    EF_CHECK(token < vocab_size, RequestError, "logit_bias: token {} is outside of the vocabulary of {}", token,
+             vocab_size);
+  }
+}
+
+void Sampler::apply_penalties(std::vector<float>& logits, std::span<const TokenId> history) const {
+  const bool off = config_.repetition_penalty == 1 && config_.presence_penalty == 0 && config_.frequency_penalty == 0;
+  if (off || config_.penalty_window == 0) return;
+  if (config_.penalty_window > 0 && history.size() > size_t(config_.penalty_window)) {
+    history = history.last(size_t(config_.penalty_window));
+  }
+  std::unordered_map<TokenId, int> counts;
+  for (const TokenId token : history) ++counts[token];
+  for (const auto& [token, count] : counts) {
+    if (token < 0 || token >= vocab_size_) continue;
+    float& logit = logits[size_t(token)];
+    logit = logit > 0 ? logit / config_.repetition_penalty : logit * config_.repetition_penalty;
+    logit -= float(count) * config_.frequency_penalty + config_.presence_penalty;
+  }
+}
+
+void Sampler::filter(std::vector<Candidate>& kept) const {
+  const size_t k = config_.top_k > 0 ? std::min(kept.size(), size_t(config_.top_k)) : kept.size();
+  if (k < kept.size()) {
+    std::nth_element(kept.begin(), kept.begin() + std::ptrdiff_t(k), kept.end(), before<Candidate>);
+    kept.resize(k);
+  }
+  const float max =
+      std::max_element(kept.begin(), kept.end(), [](auto& a, auto& b) { return a.logit < b.logit; })->logit;
+  const double min_p = double(config_.min_p);
+  const auto likely = [&](const Candidate& c) { return std::exp(double(c.logit) - double(max)) >= min_p; };
+  if (config_.top_p < 1) {
+    double total = 0;
+    for (const Candidate& c : kept) total += std::exp(double(c.logit) - double(max));
+    // The most likely tokens are sorted in growing pieces until they hold the share.
+    double sum = 0;
+    size_t count = 0;
+    for (size_t sorted = 0, piece = 256; count == 0; piece *= 4) {
+      const size_t end = std::min(kept.size(), sorted + piece);
+      std::partial_sort(kept.begin() + std::ptrdiff_t(sorted), kept.begin() + std::ptrdiff_t(end), kept.end(),
+                        before<Candidate>);
+      for (; sorted < end && count == 0; ++sorted) {
+        sum += std::exp(double(kept[sorted].logit) - double(max));
+        if (sum >= double(config_.top_p) * total || sorted + 1 == kept.size()) count = sorted + 1;
+      }
+    }
+    kept.resize(count);
+  }
+  if (min_p > 0) std::erase_if(kept, [&](const Candidate& c) { return c.logit != max && !likely(c); });
+  std::sort(kept.begin(), kept.end(), [](auto& a, auto& b) { return a.token < b.token; });
+}
+
+std::vector<Sampler::Candidate> Sampler::candidates(std::span<const float> logits,
+                                                    std::span<const TokenId> history) const {
+  EF_CHECK(int64_t(logits.size()) == vocab_size_, RequestError, "expected {} logits, found {}", vocab_size_,
+           logits.size());
+  check_logits(logits);
+  std::vector<float> changed(logits.begin(), logits.end());
+  for (const auto& [token, bias] : config_.logit_bias) changed[size_t(token)] += bias;
+  apply_penalties(changed, history);
+  std::vector<Candidate> kept;
+  if (config_.greedy()) {
+    const auto best = std::max_element(changed.begin(), changed.end());
+    if (*best != kNegativeInfinity) kept.push_back({TokenId(best - changed.begin()), *best});
+  } else {
+    kept.reserve(changed.size());
+    for (size_t i = 0; i < changed.size(); ++i) {
+      if (changed[i] != kNegativeInfinity) kept.push_back({TokenId(i), changed[i]});
+    }
+  }
+  EF_CHECK(!kept.empty(), RequestError, "logit_bias excludes every token");
+  if (!config_.greedy()) filter(kept);
+  return kept;
+}
+
+std::vector<TokenProbability> Sampler::probabilities(std::span<const float> logits,
+                                                     std::span<const TokenId> history) const {
+  const std::vector<Candidate> kept = candidates(logits, history);
+  if (config_.greedy()) return {{kept[0].token, 1.0}};
+  float max = kNegativeInfinity;
+  for (const Candidate& c : kept) max = std::max(max, c.logit);
+  std::vector<TokenProbability> result;
+  result.reserve(kept.size());
+  double total = 0;
+  for (const Candidate& c : kept) {
+    result.push_back({c.token, std::exp((double(c.logit) - double(max)) / double(config_.temperature))});
+    total += result.back().probability;
+  }
+  for (TokenProbability& p : result) p.probability /= total;
+  return result;
+}
+
+Sampled Sampler::sample(std::span<const float> logits, std::span<const TokenId> history, int top_logprobs_wanted) {
+  const std::vector<TokenProbability> choices = probabilities(logits, history);
+  Sampled result;
+  result.token = choices.back().token;
+  if (!config_.greedy()) {
+    const double u = double(random_() >> 11) * 0x1p-53;
+    double sum = 0;
+    for (const TokenProbability& p : choices) {
+      sum += p.probability;
+      if (u >= sum) continue;
+      result.token = p.token;
+      break;
+    }
+  }
+  result.logprob = logprob_of(logits, result.token);
+  result.top = top_logprobs(logits, top_logprobs_wanted);
+  return result;
+}
+
+}  // namespace ef

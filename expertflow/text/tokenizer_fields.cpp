@@ -19,7 +19,8 @@ std::string describe(const nlohmann::json& value) {
 }
 
 void wrong(const Node& node, std::string_view expected) {
-  fail<ModelError>("{}: expected {}, found {}", node.where, expected, describe(node.value));
+  const char* colon = node.where.ends_with(':') ? "" : ":";
+  fail<ModelError>("{}{} expected {}, found {}", node.where, colon, expected, describe(node.value));
 }
 
 Node member(const Node& node, const char* key) {
@@ -61,9 +62,9 @@ size_t count_or(const Node& node, const char* key, size_t otherwise) {
 }
 
 int32_t token_id(const Node& node) {
+  constexpr auto kLargest = static_cast<uint64_t>(std::numeric_limits<int32_t>::max());
   const auto& value = node.value;
-  const bool fits =
-      value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int32_t>::max());
+  const bool fits = value.is_number_integer() && value >= 0 && value.get<uint64_t>() <= kLargest;
   if (!fits) wrong(node, "a token id");
   return value.get<int32_t>();
 }

@@ -203,6 +203,21 @@ TEST(Widen, DoesNotDependOnTheBuffer) {
   EXPECT_TRUE(file_bytes(folder.path / "small.gguf") == file_bytes(folder.path / "large.gguf"));
 }
 
+TEST(Widen, ReadsAndWritesShards) {
+  TempFolder folder;
+  WidenOptions sharded = options(hf("mixtral-tied-sharded"), folder.path / "sharded", 2, 2);
+  sharded.shard_bytes = 200'000;
+  widen(sharded);
+  widen(options(hf("mixtral-tied-sharded"), folder.path / "whole", 2, 2));
+  EXPECT_TRUE(fs::exists(folder.path / "sharded" / "model.safetensors.index.json"));
+  EXPECT_TRUE(fs::exists(folder.path / "whole" / "model.safetensors"));
+  const TensorDirectory a = open_checkpoint(folder.path / "sharded").directory;
+  const TensorDirectory b = open_checkpoint(folder.path / "whole").directory;
+  EXPECT_GT(a.file_count(), 3);
+  ASSERT_EQ(a.tensors().size(), b.tensors().size());
+  for (const TensorInfo& t : a.tensors()) EXPECT_EQ(a.read(t), b.read(b.at(t.name))) << t.name;
+}
+
 TEST(Widen, ReportsProgressToTheEnd) {
   TempFolder folder;
   uint64_t last = 0, total = 0;

@@ -41,6 +41,23 @@ LogSum log_sum(std::span<const float> logits) {
 
 float floored(double logprob) { return logprob < double(kLogprobFloor) ? kLogprobFloor : float(logprob); }
 
+/// Orders the front of `kept` and returns how many of the most likely hold `share`; at least one, at most all.
+template <class C, class Weight>
+size_t top_p_count(std::vector<C>& kept, double share, Weight weight) {
+  double sum = 0;
+  for (size_t begin = 0, piece = 256; begin < kept.size(); piece *= 4) {
+    const size_t end = std::min(kept.size(), begin + piece);
+    const auto at = [&](size_t i) { return kept.begin() + std::ptrdiff_t(i); };
+    if (end < kept.size()) std::nth_element(at(begin), at(end), kept.end(), before<C>);
+    std::sort(at(begin), at(end), before<C>);
+    for (; begin < end; ++begin) {
+      sum += weight(kept[begin]);
+      if (sum >= share) return begin + 1;
+    }
+  }
+  return kept.size();
+}
+
 }  // namespace
 
 std::string SamplerConfig::problem() const {
@@ -129,26 +146,15 @@ void Sampler::filter(std::vector<Candidate>& kept) const {
   }
   const float max =
       std::max_element(kept.begin(), kept.end(), [](auto& a, auto& b) { return a.logit < b.logit; })->logit;
-  const double min_p = double(config_.min_p);
-  const auto likely = [&](const Candidate& c) { return std::exp(double(c.logit) - double(max)) >= min_p; };
+  const auto weight = [&](const Candidate& c) { return std::exp(double(c.logit) - double(max)); };
+  double total = 0;
   if (config_.top_p < 1) {
-    double total = 0;
-    for (const Candidate& c : kept) total += std::exp(double(c.logit) - double(max));
-    // The most likely tokens are sorted in growing pieces until they hold the share.
-    double sum = 0;
-    size_t count = 0;
-    for (size_t sorted = 0, piece = 256; count == 0; piece *= 4) {
-      const size_t end = std::min(kept.size(), sorted + piece);
-      std::partial_sort(kept.begin() + std::ptrdiff_t(sorted), kept.begin() + std::ptrdiff_t(end), kept.end(),
-                        before<Candidate>);
-      for (; sorted < end && count == 0; ++sorted) {
-        sum += std::exp(double(kept[sorted].logit) - double(max));
-        if (sum >= double(config_.top_p) * total || sorted + 1 == kept.size()) count = sorted + 1;
-      }
-    }
-    kept.resize(count);
+    for (const Candidate& c : kept) total += weight(c);
   }
-  if (min_p > 0) std::erase_if(kept, [&](const Candidate& c) { return c.logit != max && !likely(c); });
+  // Both filters keep a beginning of the falling order, so the cheap one may go first: what it drops is not sorted.
+  const double min_p = double(config_.min_p);
+  if (min_p > 0) std::erase_if(kept, [&](const Candidate& c) { return c.logit != max && weight(c) < min_p; });
+  if (config_.top_p < 1) kept.resize(top_p_count(kept, double(config_.top_p) * total, weight));
   std::sort(kept.begin(), kept.end(), [](auto& a, auto& b) { return a.token < b.token; });
 }
 
@@ -206,8 +212,10 @@ Sampled Sampler::sample(std::span<const float> logits, std::span<const TokenId> 
       break;
     }
   }
-  result.logprob = logprob_of(logits, result.token);
-  result.top = top_logprobs(logits, top_logprobs_wanted);
+  if (top_logprobs_wanted >= 0) {
+    result.logprob = logprob_of(logits, result.token);
+    result.top = top_logprobs(logits, top_logprobs_wanted);
+  }
   return result;
 }
 

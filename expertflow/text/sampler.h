@@ -46,7 +46,7 @@ inline constexpr float kLogprobFloor = -9999.0f;
 
 struct Sampled {
   TokenId token = -1;
-  float logprob = 0;              ///< of the model itself: before bias, penalties, filters and temperature
+  float logprob = 0;  ///< of the model itself: before bias, penalties, filters and temperature; if asked for
   std::vector<TokenLogprob> top;  ///< the model's most likely tokens, falling (ties: the lowest id), if asked for
 };
 
@@ -67,8 +67,9 @@ class Sampler {
   uint64_t seed() const { return seed_; }
 
   /// logits: [vocab_size], -infinity allowed. history: the sequence's tokens, newest last.
+  /// top_logprobs: how many of the model's most likely tokens to report; -1: no logprobs at all (they cost a softmax).
   /// RequestError where a logit is NaN or +infinity, or no token is left.
-  Sampled sample(std::span<const float> logits, std::span<const TokenId> history, int top_logprobs = 0);
+  Sampled sample(std::span<const float> logits, std::span<const TokenId> history, int top_logprobs = -1);
 
   /// What a draw chooses from: the tokens that the filters leave, by rising id. With greedy(), the one token.
   std::vector<TokenProbability> probabilities(std::span<const float> logits, std::span<const TokenId> history) const;

@@ -4,19 +4,23 @@
 
 #include "expertflow/backend/cpu/cpu_backend.h"
 #include "expertflow/base/errors.h"
+#include "expertflow/engine/cached_experts.h"
+#include "expertflow/engine/memory_budget.h"
 
 namespace ef {
 
 struct Engine::Tiers {
-  std::unique_ptr<Experts> experts;
+  std::unique_ptr<Experts> all_resident;
+  std::unique_ptr<ExpertTier> tier;
+  Experts& experts() { return all_resident ? *all_resident : tier->experts(); }
 };
 
 namespace {
 
 KvOptions kv_options(const Config& config, const EngineOptions& o) {
   KvOptions kv;
-  kv.type = o.kv_type;
-  kv.max_tokens = o.ctx_size > 0 ? o.ctx_size : config.context_length;
+  kv.type = parse_kv_type(o.cache_type_k);
+  kv.max_tokens = context_tokens(o.ctx_size, config);
   kv.max_sequences = o.parallel;
   kv.max_step_tokens = o.ubatch;
   return kv;
@@ -24,14 +28,51 @@ KvOptions kv_options(const Config& config, const EngineOptions& o) {
 
 void check(const EngineOptions& o) {
   EF_CHECK(o.parallel >= 1, ConfigError, "parallel: expected at least 1, found {}", o.parallel);
-  EF_CHECK(o.ubatch >= 1, ConfigError, "ubatch: expected at least 1, found {}", o.ubatch);
-  EF_CHECK(o.ctx_size >= 0, ConfigError, "ctx-size: expected 0 or more, found {}", o.ctx_size);
+  EF_CHECK(o.ubatch >= 1, ConfigError, "ubatch-size: expected at least 1, found {}", o.ubatch);
+  EF_CHECK(o.ctx_size >= -1, ConfigError, "ctx-size: expected -1 or more, found {}", o.ctx_size);
   EF_CHECK(o.io_threads >= 1, ConfigError, "io-threads: expected at least 1, found {}", o.io_threads);
+  EF_CHECK(o.threads >= 0, ConfigError, "threads: expected 0 or more, found {}", o.threads);
+  EF_CHECK(o.cache_type_k == o.cache_type_v, ConfigError,
+           "cache-type-v: keys and values are cached in one type, found {} and {}", o.cache_type_k, o.cache_type_v);
+  EF_CHECK(o.offload_device == "disk", ConfigError,
+           "offload-device: a CPU build keeps experts outside the fast tier on 'disk', found '{}'", o.offload_device);
 }
 
 int64_t logit_rows(const EngineOptions& o) { return o.max_logit_rows > 0 ? o.max_logit_rows : o.parallel; }
 
+// A cap on the KV cache: bytes, or a share of the memory that is left on this machine.
+void check_kv_cap(const EngineOptions& o, int64_t tokens, uint64_t kv_bytes, const MemoryInfo& memory) {
+  if (o.max_kv_cache_memory.empty()) return;
+  const BudgetRequest cap = parse_budget(o.max_kv_cache_memory);
+  uint64_t allowed = 0;
+  if (cap.kind == BudgetRequest::Kind::kBytes)
+    allowed = cap.bytes;
+  else if (cap.kind == BudgetRequest::Kind::kShare)
+    allowed = memory.left() ? uint64_t(double(*memory.left()) * cap.share) : UINT64_MAX;
+  else
+    fail<ConfigError>("max-kv-cache-memory: expected bytes or a share, found \"{}\"", o.max_kv_cache_memory);
+  EF_CHECK(
+      kv_bytes <= allowed, ConfigError,
+      "max-kv-cache-memory: a KV cache of {} tokens takes {}, {} allows {} ({}); ask for less context with --ctx-size",
+      tokens, format_bytes(kv_bytes), o.max_kv_cache_memory, format_bytes(allowed), memory.text());
+}
+
 }  // namespace
+
+int64_t context_tokens(int64_t ctx_size, const Config& config) {
+  constexpr int64_t kDefault = 4096;
+  if (ctx_size > 0) return ctx_size;
+  return ctx_size == 0 ? config.context_length : std::min<int64_t>(config.context_length, kDefault);
+}
+
+KvType parse_kv_type(const std::string& text) {
+  if (text == "f32") return KvType::kF32;
+  if (text == "f16") return KvType::kF16;
+  if (text == "bf16") return KvType::kBF16;
+  fail<ConfigError>("cache-type: expected f16, bf16 or f32, found \"{}\"", text);
+}
+
+std::string kv_type_name(KvType type) { return type == KvType::kF32 ? "f32" : type == KvType::kF16 ? "f16" : "bf16"; }
 
 Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, const Log& log,
                const std::function<void(uint64_t, uint64_t)>& progress)
@@ -41,16 +82,19 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
   const KvOptions kv = kv_options(c, options_);
   plan_.resident_bytes = files_->binding.resident_bytes;
   plan_.kv_bytes = KvCache::bytes_for(c, kv);
-  plan_.scratch_bytes = State::bytes_for(c, options_.ubatch, logit_rows(options_));
+  plan_.scratch_bytes =
+      State::bytes_for(c, options_.ubatch, logit_rows(options_)) + CachedExpertsOptions{}.scratch_bytes;
   plan_.expert_total = files_->store->total_bytes();
-  EF_CHECK(options_.max_kv_bytes == 0 || plan_.kv_bytes <= options_.max_kv_bytes, ConfigError,
-           "max-kv-cache-memory: a KV cache of {} tokens takes {} bytes, allowed are {}", kv.max_tokens, plan_.kv_bytes,
-           options_.max_kv_bytes);
+  check_kv_cap(options_, kv.max_tokens, plan_.kv_bytes, read_memory_info());
+  if (kv.max_tokens > c.context_length)
+    log_.warn("a context of {} tokens is longer than the {} that the model was made for", kv.max_tokens,
+              c.context_length);
 
   pool_ = std::make_unique<ThreadPool>(options_.threads);
   backend_ = make_cpu_backend(*pool_, parse_isa(options_.isa));
   stream_ = backend_->make_stream();
-  build_experts();
+  // Experts first: a budget that cannot work is refused before anything is read.
+  build_experts(plan_.resident_bytes + plan_.kv_bytes + plan_.scratch_bytes);
   model_ = std::make_unique<Model>();
   model_->config = c;
   model_->weights = load_weights(c, files_->binding, files_->checkpoint.directory, *backend_, progress);
@@ -61,22 +105,51 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
 
 Engine::~Engine() = default;
 
-void Engine::build_experts() {
-  tiers_ = std::make_unique<Tiers>();
-  tiers_->experts = make_all_resident(files_->config, *files_->store, *backend_);
+void Engine::build_experts(uint64_t still_to_take) {
+  auto tiers = std::make_unique<Tiers>();
+  if (options_.all_resident) {
+    tiers->all_resident = make_all_resident(files_->config, *files_->store, *backend_);
+    plan_.expert_budget = plan_.expert_total;
+    plan_.explanation = "every expert resident";
+  } else {
+    const int layers = int(files_->config.layers.size());
+    BudgetFacts facts = budget_facts(geometry_of(*files_->store, layers));
+    facts.weights_bytes = still_to_take;
+    const Budget budget = resolve_budget(parse_budget(options_.expert_memory), facts, read_memory_info());
+    plan_.expert_budget = budget.bytes;
+    plan_.explanation = budget.explanation;
+    ExpertTierOptions tier;
+    tier.budget_bytes = budget.bytes;
+    tier.policy = options_.eviction_policy;
+    tier.pipeline.workers = options_.io_threads;
+    tiers->tier = std::make_unique<ExpertTier>(files_->config, *files_->store, *backend_, clock_, tier);
+  }
+  tiers_ = std::move(tiers);
 }
 
 std::span<const float> Engine::step(const Batch& batch) {
-  StepContext context{*model_, *rope_, *backend_, *stream_, *tiers_->experts, *kv_, *state_, observer_};
+  StepContext context{*model_, *rope_, *backend_, *stream_, tiers_->experts(), *kv_, *state_, observer_};
   return forward(context, batch);
 }
 
 void Engine::set_expert_memory(const std::string& budget) {
   options_.expert_memory = budget;
   tiers_.reset();
-  build_experts();
+  build_experts(0);
 }
 
-ExpertStats Engine::expert_stats() const { return {}; }
+ExpertStats Engine::expert_stats() const {
+  ExpertStats stats;
+  if (!tiers_->tier) return stats;
+  const CacheStats cache = tiers_->tier->cache().stats();
+  const CachedExpertsStats experts = tiers_->tier->experts().stats();
+  stats.hits = cache.hits;
+  stats.misses = cache.misses + cache.late_hits;
+  stats.bytes_read = tiers_->tier->pipeline().stats().bytes_read;
+  stats.evictions = cache.evictions;
+  stats.waves = experts.waves;
+  stats.stall_seconds = experts.stall_seconds;
+  return stats;
+}
 
 }  // namespace ef

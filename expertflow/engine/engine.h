@@ -8,26 +8,14 @@
 #include "expertflow/base/clock.h"
 #include "expertflow/base/log.h"
 #include "expertflow/base/thread_pool.h"
+#include "expertflow/engine/engine_options.h"
 #include "expertflow/engine/model_files.h"
 #include "expertflow/model/model.h"
 
 namespace ef {
 
-struct EngineOptions {
-  std::string expert_memory =
-      "auto";  ///< fast tier for experts: bytes ("6GiB"), share of all experts ("40%"), or "auto"
-  std::string eviction_policy = "lfru";  ///< a row of cache/policies.cpp
-  int threads = 0;                       ///< compute threads, 0: all processors this process may use
-  std::string isa = "auto";              ///< CPU instruction set
-  int io_threads = 4;                    ///< readers of the slow tier
-  int64_t ctx_size = 4096;               ///< tokens of KV cache, all sequences together; 0: the model's context length
-  int parallel = 1;                      ///< sequences
-  int ubatch = 512;                      ///< rows of one forward call at most
-  int64_t max_logit_rows = 0;            ///< rows whose logits a step may ask for; 0: parallel
-  KvType kv_type = KvType::kF16;
-  uint64_t max_kv_bytes = 0;  ///< refuse a larger KV cache; 0: no cap
-  bool all_resident = false;  ///< every expert in memory, no cache: the oracle of verify
-};
+/// Tokens of KV cache that --ctx-size means for a model.
+int64_t context_tokens(int64_t ctx_size, const Config& config);
 
 /// Where memory goes and why; printed by the CLI at start.
 struct MemoryPlan {
@@ -71,7 +59,7 @@ class Engine {
   ExpertStats expert_stats() const;
 
  private:
-  void build_experts();
+  void build_experts(uint64_t still_to_take);
   EngineOptions options_;
   const Log& log_;
   SteadyClock clock_;

@@ -64,7 +64,7 @@ PerplexityResult perplexity(Engine& engine, std::span<const TokenId> tokens, con
                             const std::function<bool(const PerplexityResult&, int64_t)>& after_window) {
   const int64_t n = int64_t(tokens.size()), window = options.window;
   const int64_t stride = options.stride > 0 ? options.stride : window;
-  const int64_t first = options.first_scored >= 0 ? options.first_scored : window / 2;
+  const int64_t first = options.first_scored >= 0 ? options.first_scored : window / 2 + 1;
   EF_CHECK(window >= 2 && first < window, ConfigError,
            "perplexity: expected a window of at least 2 and a first scored token inside, found {} and {}", window,
            first);

@@ -56,6 +56,9 @@ Config from_hf(const nlohmann::json& json, const nlohmann::json& generation) {
   out.qkv_bias = out.o_bias = config.boolean_or("attention_bias", false);
   out.head_bias = config.boolean_or("lm_head_bias", false);
   hf_windows(out, config, config.integer_or("sliding_window", 0));
+  // The authors' code, and transformers before 5 (which write rope_scaling), switch factors and magnitude with the length.
+  // transformers 5 (rope_parameters) switches the magnitude alone: a file is read as the library that wrote it runs it.
+  out.rope.long_frequencies = !config.has("rope_parameters");
   return out;
 }
 

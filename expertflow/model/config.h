@@ -29,6 +29,7 @@ struct RopeConfig {
   double low_freq_factor = 1, high_freq_factor = 4;
   // longrope: factors per pair; the magnitude of cos and sin in each regime
   std::vector<double> short_factor, long_factor;
+  bool long_frequencies = true;  ///< past the original positions the long factors apply; false: the short ones at any length
   std::optional<double> short_mscale, long_mscale;
   /// GGUF rope_freqs.weight: divisors of each pair's frequency, used instead of the kind's own rule
   std::vector<double> freq_divisors;

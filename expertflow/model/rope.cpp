@@ -93,7 +93,7 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int context_length, int
     case RopeKind::kLlama3: apply_llama3(rope, out.inv_freq); break;
     case RopeKind::kLongrope: {
       bool is_long = total_length > rope.original_max_positions;
-      const std::vector<double>& factors = is_long ? rope.long_factor : rope.short_factor;
+      const std::vector<double>& factors = is_long && rope.long_frequencies ? rope.long_factor : rope.short_factor;
       EF_DCHECK(factors.size() == out.inv_freq.size());
       for (size_t i = 0; i < out.inv_freq.size(); ++i) out.inv_freq[i] /= factors[i];
       out.magnitude = longrope_magnitude(rope, is_long);

@@ -1,0 +1,26 @@
+// The verbs of the command line. Each adds its subcommand with its options; the callback runs it and sets the exit
+// code.
+#pragma once
+#include <CLI/CLI.hpp>
+
+namespace ef::cli {
+
+struct Command {
+  const char* name;
+  void (*add)(CLI::App& app, int& exit_code);
+};
+
+void add_run(CLI::App& app, int& exit_code);
+void add_inspect(CLI::App& app, int& exit_code);
+void add_verify(CLI::App& app, int& exit_code);
+void add_perplexity(CLI::App& app, int& exit_code);
+void add_widen(CLI::App& app, int& exit_code);
+
+/// The one table of commands.
+inline constexpr Command kCommands[] = {{"run", add_run},
+                                        {"inspect", add_inspect},
+                                        {"verify", add_verify},
+                                        {"perplexity", add_perplexity},
+                                        {"widen", add_widen}};
+
+}  // namespace ef::cli

@@ -1,0 +1,79 @@
+#include "apps/cli/common.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+
+#include "expertflow/base/errors.h"
+
+namespace ef::cli {
+
+std::unique_ptr<Log> CommonOptions::make_log() const {
+  return std::make_unique<Log>(verbose ? LogLevel::kDebug : quiet ? LogLevel::kWarning : LogLevel::kInfo, nullptr);
+}
+
+void CommonOptions::check() const {
+  EF_CHECK(!model.empty(), ConfigError, "--model: expected a model, found none (see --help)");
+}
+
+std::string human_bytes(uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = double(bytes);
+  int unit = 0;
+  while (value >= 1024 && unit < 4) value /= 1024, ++unit;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+Progress::Progress(std::string what, bool quiet)
+    : what_(std::move(what)), quiet_(quiet), terminal_(isatty(STDERR_FILENO)) {}
+
+Progress::~Progress() {
+  if (terminal_ && shown_ >= 0) std::fputc('\n', stderr);
+}
+
+void Progress::operator()(uint64_t done, uint64_t total) {
+  if (quiet_ || total == 0) return;
+  const int percent = int(done * 100 / total);
+  const int step = terminal_ ? 1 : 10;
+  if (percent / step == shown_ / step && shown_ >= 0) return;
+  shown_ = percent;
+  if (terminal_)
+    fmt::print(stderr, "\r{} {:3d} % [{:<40}]", what_, percent, std::string(size_t(percent) * 40 / 100, '#'));
+  else
+    fmt::print(stderr, "{} {} % ({} of {})\n", what_, percent, human_bytes(done), human_bytes(total));
+  std::fflush(stderr);
+}
+
+std::unique_ptr<Engine> load_engine(const CommonOptions& common, const EngineOptions& options, const Log& log) {
+  auto files = open_model(common.model);
+  auto progress = std::make_shared<Progress>("loading", common.quiet);
+  auto engine = std::make_unique<Engine>(std::move(files), options, log,
+                                         [progress](uint64_t done, uint64_t total) { (*progress)(done, total); });
+  progress.reset();
+  const MemoryPlan& plan = engine->plan();
+  log.info("{}: {} layers, {} experts a layer, top-{}; {}", engine->config().arch, engine->config().layers.size(),
+           engine->config().router.experts, engine->config().router.top_k, engine->backend().description());
+  log.info("memory: {}, other weights {}, KV cache {} for {} tokens, scratch {}", plan.explanation,
+           human_bytes(plan.resident_bytes), human_bytes(plan.kv_bytes), engine->context_length(),
+           human_bytes(plan.scratch_bytes));
+  return engine;
+}
+
+std::vector<TokenId> parse_token_ids(const std::string& text, const char* flag) {
+  std::vector<TokenId> ids;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  while (at < end) {
+    TokenId id = 0;
+    const auto [next, error] = std::from_chars(at, end, id);
+    EF_CHECK(error == std::errc() && (next == end || *next == ','), ConfigError,
+             "{}: expected token ids separated by commas, found \"{}\"", flag, text);
+    ids.push_back(id);
+    at = next == end ? end : next + 1;
+  }
+  EF_CHECK(!ids.empty(), ConfigError, "{}: expected at least one token id", flag);
+  return ids;
+}
+
+}  // namespace ef::cli

@@ -1,0 +1,51 @@
+// What several commands share: log levels, progress on stderr, sizes as people read them, an engine from options.
+#pragma once
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "expertflow/base/log.h"
+#include "expertflow/base/options.h"
+#include "expertflow/engine/engine.h"
+
+namespace ef::cli {
+
+struct CommonOptions {
+  std::string model;
+  bool verbose = false;
+  bool quiet = false;
+
+  template <class Visitor>
+  void for_each(Visitor&& visit) {
+    visit(model, {"-m,--model", "Hugging Face folder or GGUF file (any shard)"});
+    visit(verbose, {"-v,--verbose", "say more on stderr"});
+    visit(quiet, {"-q,--quiet", "say only warnings and errors on stderr"});
+  }
+  std::unique_ptr<Log> make_log() const;
+  /// ConfigError if no model was named.
+  void check() const;
+};
+
+std::string human_bytes(uint64_t bytes);  ///< "1.2 GiB"
+
+/// One line on stderr that is redrawn on a terminal, or printed at every tenth otherwise. Nothing when quiet.
+class Progress {
+ public:
+  Progress(std::string what, bool quiet);
+  ~Progress();
+  void operator()(uint64_t done, uint64_t total);
+
+ private:
+  std::string what_;
+  bool quiet_, terminal_;
+  int shown_ = -1;
+};
+
+/// Opens, plans, loads; prints the memory plan on the log.
+std::unique_ptr<Engine> load_engine(const CommonOptions& common, const EngineOptions& options, const Log& log);
+
+/// "1,2,3" as ids; ConfigError naming the field otherwise.
+std::vector<TokenId> parse_token_ids(const std::string& text, const char* flag);
+
+}  // namespace ef::cli

@@ -1,0 +1,61 @@
+// expertflow: text on stdout, everything else on stderr; exit code by the kind of error.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "apps/cli/commands.h"
+#include "apps/cli/options_cli11.h"
+#include "expertflow/base/errors.h"
+
+namespace {
+
+constexpr const char* kVersion = "expertflow 0.1.0";
+
+struct ExitCodes {
+  static constexpr int kOther = 1, kConfig = 2, kModel = 3, kDevice = 4, kRequest = 5;
+};
+
+int complain(const char* what, int code) {
+  std::fprintf(stderr, "expertflow: error: %s\n", what);
+  return code;
+}
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App app{
+      "Runs Mixture-of-Experts models that are larger than the memory they run in.\n"
+      "Every flag has an environment twin: --ctx-size is EXPERTFLOW_CTX_SIZE; the flag wins.",
+      "expertflow"};
+  app.set_version_flag("--version", kVersion);
+  app.require_subcommand(1);
+  app.failure_message(CLI::FailureMessage::simple);
+  int exit_code = 0;
+  for (const auto& command : ef::cli::kCommands) command.add(app, exit_code);
+  std::vector<std::string> arguments = ef::cli::with_long_names(argc, argv);
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+  try {
+    app.parse(arguments);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : ExitCodes::kConfig;
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return parse_and_run(argc, argv);
+  } catch (const ef::ConfigError& e) {
+    return complain(e.what(), ExitCodes::kConfig);
+  } catch (const ef::ModelError& e) {
+    return complain(e.what(), ExitCodes::kModel);
+  } catch (const ef::DeviceError& e) {
+    return complain(e.what(), ExitCodes::kDevice);
+  } catch (const ef::RequestError& e) {
+    return complain(e.what(), ExitCodes::kRequest);
+  } catch (const std::bad_alloc&) {
+    return complain("out of memory", ExitCodes::kDevice);
+  } catch (const std::exception& e) {
+    return complain(e.what(), ExitCodes::kOther);
+  }
+}

@@ -1,0 +1,214 @@
+// run: one prompt, or a chat when interactive.
+#include <unistd.h>
+
+#include <iostream>
+#include <iterator>
+
+#include "apps/cli/commands.h"
+#include "apps/cli/common.h"
+#include "apps/cli/interrupt.h"
+#include "apps/cli/options_cli11.h"
+#include "apps/cli/sampling_options.h"
+#include "expertflow/base/errors.h"
+#include "expertflow/base/io.h"
+#include "expertflow/engine/generate.h"
+#include "expertflow/engine/text_model.h"
+
+namespace ef::cli {
+
+namespace {
+
+struct RunCommand {
+  CommonOptions common;
+  EngineOptions engine;
+  SamplingOptions sampling;
+  std::string prompt, file, token_ids, system_prompt, chat_template, chat_template_file, tokenizer_pre;
+  std::vector<std::string> reverse_prompt;
+  int64_t predict = -1;
+  bool ignore_eos = false, no_display_prompt = false, conversation = false, no_conversation = false,
+       single_turn = false, special = false;
+
+  template <class Visitor>
+  void for_each(Visitor&& visit) {
+    visit(prompt, {"-p,--prompt", "the prompt; in a conversation the first message"});
+    visit(file, {"-f,--file", "read the prompt from a file"});
+    visit(token_ids, {"--token-ids", "prompt as token ids (1,2,3), for models without tokenizer; ids are printed"});
+    visit(predict, {"-n,--predict,--n-predict", "tokens to generate, -1: until the model ends or the context is full"});
+    visit(reverse_prompt, {"-r,--reverse-prompt", "stop at this text, which is not shown (repeat for more)"});
+    visit(ignore_eos, {"--ignore-eos", "go on after the model's end of text"});
+    visit(no_display_prompt, {"--no-display-prompt", "print only what is generated"});
+    visit(special, {"--special", "print special tokens too"});
+    visit(conversation,
+          {"--conversation", "chat with the model's template (default without prompt on a terminal) (-cnv)"});
+    visit(no_conversation, {"--no-conversation", "never chat (-no-cnv)"});
+    visit(single_turn, {"--single-turn", "end a conversation after one answer (-st)"});
+    visit(system_prompt, {"--system-prompt", "system message of a conversation (-sys)"});
+    visit(chat_template, {"--chat-template", "Jinja source instead of the model's template"});
+    visit(chat_template_file, {"--chat-template-file", "file with the Jinja source"});
+    visit(tokenizer_pre, {"--tokenizer-pre", "use this pre-tokenizer instead of the GGUF's tokenizer.ggml.pre"});
+  }
+};
+
+void print_out(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+void report(const GenerateResult& r, const Engine& engine, const ExpertStats& before, const Log& log) {
+  const ExpertStats after = engine.expert_stats();
+  const int64_t computed = r.prompt_tokens - r.cached_tokens;
+  const int64_t decoded = int64_t(r.tokens.size()) - 1;  // the first token comes from the prompt's logits
+  const auto rate = [](int64_t n, double s) { return s > 0 && n > 0 ? double(n) / s : 0.0; };
+  log.info("prompt: {} tokens{} in {:.2f} s, {:.1f} tok/s; generated: {} tokens in {:.2f} s, {:.1f} tok/s",
+           r.prompt_tokens, r.cached_tokens ? fmt::format(" ({} held already)", r.cached_tokens) : "", r.prompt_seconds,
+           rate(computed, r.prompt_seconds), r.tokens.size(), r.decode_seconds, rate(decoded, r.decode_seconds));
+  const uint64_t hits = after.hits - before.hits, misses = after.misses - before.misses;
+  log.info("experts: hit rate {:.1f} % ({} of {}), {} read, {} evictions, waited {:.2f} s for reads",
+           hits + misses ? 100.0 * double(hits) / double(hits + misses) : 100.0, hits, hits + misses,
+           human_bytes(after.bytes_read - before.bytes_read), after.evictions - before.evictions,
+           after.stall_seconds - before.stall_seconds);
+}
+
+class Runner {
+ public:
+  explicit Runner(const RunCommand& o) : o_(o), log_(o.common.make_log()) {
+    auto files = open_model(o.common.model);
+    tokenizer_ = load_tokenizer(files->checkpoint, o.tokenizer_pre);
+    if (tokenizer_) tokenizer_ = tokenizer_->with_eog(files->config.eos);
+    templates_ = load_chat_templates(files->checkpoint);
+    files.reset();
+    sampler_ = o.sampling.config();
+  }
+
+  int run() {
+    if (!o_.token_ids.empty()) return run_ids();
+    EF_CHECK(tokenizer_.has_value(), ModelError, "{}: the model brings no tokenizer; give the prompt as --token-ids",
+             o_.common.model);
+    const bool asked = !o_.prompt.empty() || !o_.file.empty();
+    const bool terminal = isatty(STDIN_FILENO);
+    if (o_.conversation || (!asked && terminal && !o_.no_conversation)) return chat();
+    return run_once();
+  }
+
+ private:
+  void load() {
+    engine_ = load_engine(o_.common, o_.engine, *log_);
+    generator_ = std::make_unique<Generator>(*engine_, tokenizer_ ? &*tokenizer_ : nullptr);
+    install_interrupt_handler();
+  }
+
+  GenerateResult generate(std::vector<TokenId> prompt) {
+    GenerateRequest request;
+    request.prompt = std::move(prompt);
+    request.max_tokens = o_.predict;
+    request.sampler = sampler_;
+    request.stop = o_.reverse_prompt;
+    request.ignore_eos = o_.ignore_eos;
+    const ExpertStats before = engine_->expert_stats();
+    arm_interrupt();
+    GenerateResult result = generator_->generate(request, [](std::string_view text) {
+      print_out(text);
+      return !interrupted();
+    });
+    if (o_.special && result.finish == GenerateResult::Finish::kStop && !result.tokens.empty() && tokenizer_ &&
+        tokenizer_->is_eog(result.tokens.back()))
+      print_out(tokenizer_->token_text(result.tokens.back()));
+    print_out("\n");
+    report(result, *engine_, before, *log_);
+    return result;
+  }
+
+  int run_ids() {
+    const std::vector<TokenId> prompt = parse_token_ids(o_.token_ids, "--token-ids");
+    load();
+    Generator ids(*engine_, nullptr);
+    GenerateRequest request;
+    request.prompt = prompt;
+    request.max_tokens = o_.predict < 0 ? 64 : o_.predict;
+    request.sampler = sampler_;
+    const ExpertStats before = engine_->expert_stats();
+    const GenerateResult result = ids.generate(request);
+    fmt::print("{}\n", fmt::join(result.tokens, ","));
+    report(result, *engine_, before, *log_);
+    return 0;
+  }
+
+  std::string prompt_text() const {
+    EF_CHECK(o_.prompt.empty() || o_.file.empty(), ConfigError,
+             "--prompt and --file: expected one of them, found both");
+    if (!o_.file.empty()) return read_text_file(o_.file);
+    if (!o_.prompt.empty()) return o_.prompt;
+    return {std::istreambuf_iterator<char>(std::cin), {}};
+  }
+
+  int run_once() {
+    const std::string text = prompt_text();
+    std::vector<TokenId> ids = tokenizer_->encode(text);
+    if (ids.empty() && tokenizer_->bos()) ids = {*tokenizer_->bos()};
+    EF_CHECK(!ids.empty(), ConfigError, "--prompt: expected a prompt of at least one token, found none");
+    load();
+    if (!o_.no_display_prompt) print_out(text);
+    generate(std::move(ids));
+    return 0;
+  }
+
+  ChatTemplate chosen_template() const {
+    EF_CHECK(o_.chat_template.empty() || o_.chat_template_file.empty(), ConfigError,
+             "--chat-template and --chat-template-file: expected one of them");
+    if (!o_.chat_template.empty()) return ChatTemplate(o_.chat_template);
+    if (!o_.chat_template_file.empty()) return ChatTemplate(read_text_file(o_.chat_template_file));
+    EF_CHECK(!templates_.empty(), ConfigError,
+             "{}: the model brings no chat template; give one with --chat-template-file, or a prompt with --prompt",
+             o_.common.model);
+    return templates_.select(false);
+  }
+
+  int chat() {
+    const ChatTemplate chat_template = chosen_template();
+    EF_CHECK(chat_template.error().empty(), RequestError, "chat template: {}", chat_template.error());
+    load();
+    log_->info("chat: an empty line or Ctrl-D ends it, Ctrl-C stops an answer");
+    ChatInput input;
+    input.special_tokens = special_token_texts(*tokenizer_);
+    if (!o_.system_prompt.empty()) input.messages.push_back({{"role", "system"}, {"content", o_.system_prompt}});
+    std::string message = o_.prompt.empty() && o_.file.empty() ? "" : prompt_text();
+    for (;;) {
+      if (message.empty()) {
+        std::fputs("> ", stderr);
+        if (!std::getline(std::cin, message) || message.empty()) return 0;
+      }
+      input.messages.push_back({{"role", "user"}, {"content", message}});
+      message.clear();
+      std::vector<TokenId> ids = tokenizer_->encode(chat_template.render(input), {false, true});
+      tokenizer_->ensure_one_bos(ids);
+      const GenerateResult answer = generate(std::move(ids));
+      input.messages.push_back({{"role", "assistant"}, {"content", answer.text}});
+      if (o_.single_turn) return 0;
+    }
+  }
+
+  const RunCommand& o_;
+  std::unique_ptr<Log> log_;
+  std::optional<Tokenizer> tokenizer_;
+  ChatTemplates templates_;
+  SamplerConfig sampler_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Generator> generator_;
+};
+
+}  // namespace
+
+void add_run(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<RunCommand>();
+  CLI::App* command = app.add_subcommand("run", "Generate text: one prompt, or a chat when interactive");
+  bind_options(*command, options->common);
+  bind_options(*command, *options);
+  bind_options(*command, options->sampling);
+  bind_options(*command, options->engine);
+  command->callback([options, &exit_code] {
+    options->common.check();
+    exit_code = Runner(*options).run();
+  });
+}
+
+}  // namespace ef::cli

@@ -1,0 +1,50 @@
+// What an engine can be told. Every member is a flag, an environment variable and a key of the config file (for_each).
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "expertflow/backend/backend.h"
+#include "expertflow/base/options.h"
+
+namespace ef {
+
+struct EngineOptions {
+  std::string expert_memory = "auto";
+  std::string eviction_policy = "lfru";
+  std::string offload_device = "disk";
+  int threads = 0;
+  std::string isa = "auto";
+  int io_threads = 4;
+  int64_t ctx_size = -1;
+  int parallel = 1;
+  int ubatch = 512;
+  std::string cache_type_k = "f16", cache_type_v = "f16";
+  std::string max_kv_cache_memory = "30%";
+  int64_t max_logit_rows = 0;  ///< rows whose logits a step may ask for; 0: parallel. Not a flag: callers know
+  bool all_resident = false;   ///< every expert in memory, no cache: the oracle of verify. Not a flag
+
+  template <class Visitor>
+  void for_each(Visitor&& visit) {
+    visit(expert_memory,
+          {"--expert-memory,--expert-cache-size",
+           "fast tier for experts: bytes (6GiB), a share of all experts (40%), 'min', or 'auto' (what memory allows)"});
+    visit(eviction_policy, {"--eviction-policy", "who leaves the fast tier first: lru, lfu, lfru, least-stale"});
+    visit(offload_device, {"--offload-device", "where experts outside the fast tier are; a CPU build knows 'disk'"});
+    visit(threads, {"-t,--threads", "compute threads, 0: all processors that this process may use"});
+    visit(isa, {"--isa", "CPU instruction set: auto, reference, avx2, avx512"});
+    visit(io_threads, {"--io-threads", "threads that read experts from the slow tier"});
+    visit(ctx_size,
+          {"-c,--ctx-size", "tokens of context, all sequences together; 0: as many as the model was made for, -1: that, but at most 4096"});
+    visit(ubatch, {"-b,--ubatch-size,--batch-size", "tokens of one forward call at most (prefill chunk)"});
+    visit(cache_type_k, {"--cache-type-k", "numbers of the cached keys: f16, bf16, f32 (-ctk)"});
+    visit(cache_type_v, {"--cache-type-v", "numbers of the cached values; must equal --cache-type-k (-ctv)"});
+    visit(max_kv_cache_memory,
+          {"--max-kv-cache-memory", "refuse a larger KV cache: bytes or a share of available memory"});
+  }
+};
+
+/// ConfigError naming the known ones.
+KvType parse_kv_type(const std::string& text);
+std::string kv_type_name(KvType type);
+
+}  // namespace ef

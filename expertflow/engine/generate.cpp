@@ -1,0 +1,92 @@
+#include "expertflow/engine/generate.h"
+
+#include <algorithm>
+
+#include "expertflow/base/errors.h"
+#include "expertflow/text/stream.h"
+
+namespace ef {
+
+namespace {
+
+bool rope_depends_on_length(const RopeConfig& rope) {
+  return rope.kind == RopeKind::kDynamic || rope.kind == RopeKind::kLongrope;
+}
+
+double now() { return seconds(SteadyClock().now()); }
+
+}  // namespace
+
+// Keeps the sequence if the prompt continues it (a KV row cannot be taken back); how many tokens of the prompt it
+// holds.
+int64_t Generator::reuse(const GenerateRequest& request) {
+  const auto& prompt = request.prompt;
+  const int64_t context = engine_.context_length();
+  const int64_t wanted =
+      request.max_tokens < 0 ? context : std::min(context, int64_t(prompt.size()) + request.max_tokens);
+  const bool continues =
+      sequence_ && held_.size() < prompt.size() && std::equal(held_.begin(), held_.end(), prompt.begin());
+  const bool same_rotation = wanted <= rope_length_ || !rope_depends_on_length(engine_.config().rope);
+  if (continues && same_rotation) return int64_t(held_.size());
+  sequence_.reset();
+  held_.clear();
+  rope_length_ = wanted;
+  sequence_ = std::make_unique<Sequence>(engine_, wanted);
+  return 0;
+}
+
+GenerateResult Generator::generate(const GenerateRequest& request, const OnText& on_text) {
+  const int64_t context = engine_.context_length(), prompt_tokens = int64_t(request.prompt.size());
+  EF_CHECK(prompt_tokens > 0, RequestError, "expected a prompt of at least one token, found none");
+  EF_CHECK(prompt_tokens < context, RequestError,
+           "the prompt has {} tokens, this model's maximum context length is {} tokens (--ctx-size): no room to answer",
+           prompt_tokens, context);
+  Sampler sampler(request.sampler, engine_.config().vocab);
+  TextStream stream(request.stop);
+  GenerateResult result;
+  result.prompt_tokens = prompt_tokens;
+  const auto show = [&](const std::string& text) {
+    result.text += text;
+    return text.empty() || !on_text || on_text(text);
+  };
+  try {
+    result.cached_tokens = reuse(request);
+    const double start = now();
+    std::span<const float> logits = sequence_->feed(std::span(request.prompt).subspan(size_t(result.cached_tokens)));
+    held_ = request.prompt;
+    const double decode_start = now();
+    result.prompt_seconds = decode_start - start;
+    std::vector<TokenId> history = request.prompt;
+    result.finish = GenerateResult::Finish::kLength;
+    while (request.max_tokens < 0 || int64_t(result.tokens.size()) < request.max_tokens) {
+      const TokenId token = sampler.sample(logits, history).token;
+      result.tokens.push_back(token);
+      history.push_back(token);
+      if (tokenizer_ && tokenizer_->is_eog(token) && !request.ignore_eos) {
+        result.finish = GenerateResult::Finish::kStop;
+        break;
+      }
+      const bool go_on = !tokenizer_ || show(stream.push(tokenizer_->token_to_bytes(token)));
+      if (stream.stopped()) {
+        result.finish = GenerateResult::Finish::kStop;
+        break;
+      }
+      if (!go_on) {
+        result.finish = GenerateResult::Finish::kCancelled;
+        break;
+      }
+      if (sequence_->length() >= context || int64_t(result.tokens.size()) == request.max_tokens) break;
+      logits = sequence_->feed(std::span(result.tokens).last(1));
+      held_.push_back(token);
+    }
+    if (!stream.stopped()) show(stream.finish());
+    result.decode_seconds = now() - decode_start;
+  } catch (...) {
+    sequence_.reset();
+    held_.clear();
+    throw;
+  }
+  return result;
+}
+
+}  // namespace ef

@@ -1,0 +1,54 @@
+// The token loop: prompt in, text out as it comes. One generator is one conversation: of a prompt that continues what
+// the sequence already holds, only the rest is computed.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "expertflow/engine/engine.h"
+#include "expertflow/engine/sequence.h"
+#include "expertflow/text/sampler.h"
+#include "expertflow/text/tokenizer.h"
+
+namespace ef {
+
+struct GenerateRequest {
+  std::vector<TokenId> prompt;  ///< at least one token
+  int64_t max_tokens = -1;      ///< negative: until the context is full
+  SamplerConfig sampler;
+  std::vector<std::string> stop;  ///< never shown; matched over text, across tokens
+  bool ignore_eos = false;
+};
+
+struct GenerateResult {
+  enum class Finish : uint8_t { kStop, kLength, kCancelled };
+  std::vector<TokenId> tokens;  ///< the end-of-generation token included, if one came
+  std::string text;             ///< all that was shown
+  Finish finish = Finish::kStop;
+  int64_t prompt_tokens = 0;  ///< of the request
+  int64_t cached_tokens = 0;  ///< of them, those that the sequence held already
+  double prompt_seconds = 0, decode_seconds = 0;
+};
+
+class Generator {
+ public:
+  /// tokenizer may be null (ids in, ids out; text stays empty). Both must outlive the generator.
+  Generator(Engine& engine, const Tokenizer* tokenizer) : engine_(engine), tokenizer_(tokenizer) {}
+
+  /// Called with text as it can be shown; returning false cancels after the token.
+  using OnText = std::function<bool(std::string_view)>;
+  /// RequestError: prompt empty or longer than the context (with the counts), sampler out of range, logits not finite.
+  /// DeviceError: an expert could not be read. The generator stays usable: it starts from an empty sequence then.
+  GenerateResult generate(const GenerateRequest& request, const OnText& on_text = {});
+
+ private:
+  int64_t reuse(const GenerateRequest& request);
+  Engine& engine_;
+  const Tokenizer* tokenizer_;
+  std::unique_ptr<Sequence> sequence_;
+  std::vector<TokenId> held_;  ///< tokens in the sequence's KV
+  int64_t rope_length_ = 0;
+};
+
+}  // namespace ef

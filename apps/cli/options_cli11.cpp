@@ -1,6 +1,7 @@
 #include "apps/cli/options_cli11.h"
 
 #include <map>
+#include <set>
 
 namespace ef::cli {
 
@@ -9,10 +10,14 @@ std::vector<std::string> with_long_names(int argc, char** argv) {
       {"-ub", "--ubatch-size"},    {"-cnv", "--conversation"},       {"-no-cnv", "--no-conversation"},
       {"-sys", "--system-prompt"}, {"-ctk", "--cache-type-k"},       {"-ctv", "--cache-type-v"},
       {"-st", "--single-turn"},    {"-sysf", "--system-prompt-file"}};
+  // What follows one of these is text, whatever it looks like.
+  static const std::set<std::string> kTakesText = {
+      "-p", "--prompt", "-r", "--reverse-prompt", "-sys", "--system-prompt", "--chat-template"};
   std::vector<std::string> out;
   for (int i = 1; i < argc; ++i) {
     const auto it = kNames.find(argv[i]);
-    out.push_back(it == kNames.end() ? argv[i] : it->second);
+    const bool text = i > 1 && kTakesText.count(argv[i - 1]) > 0;
+    out.push_back(it == kNames.end() || text ? argv[i] : it->second);
   }
   return out;
 }

@@ -16,6 +16,8 @@ class Binder {
     const std::string names(info.names), help(info.help);
     if constexpr (std::is_same_v<T, bool>)
       app_.add_flag(names, member, help)->envname(option_environment_name(names));
+    else if constexpr (std::is_same_v<T, std::vector<std::string>>)
+      app_.add_option(names, member, help)->envname(option_environment_name(names))->allow_extra_args(false);
     else
       app_.add_option(names, member, help)->envname(option_environment_name(names))->capture_default_str();
   }

@@ -22,7 +22,8 @@ struct RunCommand {
   CommonOptions common;
   EngineOptions engine;
   SamplingOptions sampling;
-  std::string prompt, file, token_ids, system_prompt, chat_template, chat_template_file, tokenizer_pre;
+  std::string prompt, file, token_ids, system_prompt, chat_template, chat_template_file, chat_template_kwargs,
+      tokenizer_pre;
   std::vector<std::string> reverse_prompt;
   int64_t predict = -1;
   bool ignore_eos = false, no_display_prompt = false, conversation = false, no_conversation = false,
@@ -45,6 +46,8 @@ struct RunCommand {
     visit(system_prompt, {"--system-prompt", "system message of a conversation (-sys)"});
     visit(chat_template, {"--chat-template", "Jinja source instead of the model's template"});
     visit(chat_template_file, {"--chat-template-file", "file with the Jinja source"});
+    visit(chat_template_kwargs,
+          {"--chat-template-kwargs", "further template variables as a JSON object, {\"enable_thinking\": false}"});
     visit(tokenizer_pre, {"--tokenizer-pre", "use this pre-tokenizer instead of the GGUF's tokenizer.ggml.pre"});
   }
 };
@@ -81,16 +84,49 @@ class Runner {
   }
 
   int run() {
+    check_flags();
     if (!o_.token_ids.empty()) return run_ids();
     EF_CHECK(tokenizer_.has_value(), ModelError, "{}: the model brings no tokenizer; give the prompt as --token-ids",
              o_.common.model);
-    const bool asked = !o_.prompt.empty() || !o_.file.empty();
-    const bool terminal = isatty(STDIN_FILENO);
-    if (o_.conversation || (!asked && terminal && !o_.no_conversation)) return chat();
-    return run_once();
+    return chatting() ? chat() : run_once();
   }
 
  private:
+  static constexpr int kInterruptedExit = 130;
+  static int exit_code(const GenerateResult& r) {
+    return r.finish == GenerateResult::Finish::kCancelled ? kInterruptedExit : 0;
+  }
+
+  bool chatting() const {
+    const bool asked = !o_.prompt.empty() || !o_.file.empty() || !o_.token_ids.empty();
+    return o_.conversation || (!asked && isatty(STDIN_FILENO) && !o_.no_conversation);
+  }
+
+  // A flag that would change nothing is refused: it is a misunderstanding.
+  void check_flags() const {
+    const auto refuse = [](bool given, const char* flag, const char* why) {
+      EF_CHECK(!given, ConfigError, "{}: {}", flag, why);
+    };
+    refuse(o_.conversation && o_.no_conversation, "--conversation", "given together with --no-conversation");
+    if (!o_.token_ids.empty()) {
+      const char* why = "has no effect with --token-ids";
+      refuse(!o_.prompt.empty(), "--prompt", why);
+      refuse(!o_.file.empty(), "--file", why);
+      refuse(!o_.reverse_prompt.empty(), "--reverse-prompt", why);
+      refuse(o_.ignore_eos, "--ignore-eos", why);
+      refuse(o_.special, "--special", why);
+      refuse(o_.conversation, "--conversation", why);
+    }
+    if (!chatting()) {
+      const char* why = "has an effect only in a conversation (--conversation)";
+      refuse(!o_.system_prompt.empty(), "--system-prompt", why);
+      refuse(!o_.chat_template.empty(), "--chat-template", why);
+      refuse(!o_.chat_template_file.empty(), "--chat-template-file", why);
+      refuse(!o_.chat_template_kwargs.empty(), "--chat-template-kwargs", why);
+      refuse(o_.single_turn, "--single-turn", why);
+    }
+  }
+
   void load() {
     engine_ = load_engine(o_.common, o_.engine, *log_);
     generator_ = std::make_unique<Generator>(*engine_, tokenizer_ ? &*tokenizer_ : nullptr);
@@ -104,15 +140,14 @@ class Runner {
     request.sampler = sampler_;
     request.stop = o_.reverse_prompt;
     request.ignore_eos = o_.ignore_eos;
+    request.show_special = o_.special;
+    request.cancelled = interrupted;
     const ExpertStats before = engine_->expert_stats();
     arm_interrupt();
     GenerateResult result = generator_->generate(request, [](std::string_view text) {
       print_out(text);
-      return !interrupted();
+      return true;
     });
-    if (o_.special && result.finish == GenerateResult::Finish::kStop && !result.tokens.empty() && tokenizer_ &&
-        tokenizer_->is_eog(result.tokens.back()))
-      print_out(tokenizer_->token_text(result.tokens.back()));
     print_out("\n");
     report(result, *engine_, before, *log_);
     return result;
@@ -126,11 +161,13 @@ class Runner {
     request.prompt = prompt;
     request.max_tokens = o_.predict < 0 ? 64 : o_.predict;
     request.sampler = sampler_;
+    request.cancelled = interrupted;
     const ExpertStats before = engine_->expert_stats();
+    arm_interrupt();
     const GenerateResult result = ids.generate(request);
     fmt::print("{}\n", fmt::join(result.tokens, ","));
     report(result, *engine_, before, *log_);
-    return 0;
+    return exit_code(result);
   }
 
   std::string prompt_text() const {
@@ -148,8 +185,7 @@ class Runner {
     EF_CHECK(!ids.empty(), ConfigError, "--prompt: expected a prompt of at least one token, found none");
     load();
     if (!o_.no_display_prompt) print_out(text);
-    generate(std::move(ids));
-    return 0;
+    return exit_code(generate(std::move(ids)));
   }
 
   ChatTemplate chosen_template() const {
@@ -170,6 +206,11 @@ class Runner {
     log_->info("chat: an empty line or Ctrl-D ends it, Ctrl-C stops an answer");
     ChatInput input;
     input.special_tokens = special_token_texts(*tokenizer_);
+    if (!o_.chat_template_kwargs.empty()) {
+      input.extra = nlohmann::ordered_json::parse(o_.chat_template_kwargs, nullptr, false);
+      EF_CHECK(input.extra.is_object(), ConfigError, "--chat-template-kwargs: expected a JSON object, found \"{}\"",
+               o_.chat_template_kwargs);
+    }
     if (!o_.system_prompt.empty()) input.messages.push_back({{"role", "system"}, {"content", o_.system_prompt}});
     std::string message = o_.prompt.empty() && o_.file.empty() ? "" : prompt_text();
     for (;;) {

@@ -29,6 +29,7 @@ KvOptions kv_options(const Config& config, const EngineOptions& o) {
 void check(const EngineOptions& o) {
   EF_CHECK(o.parallel >= 1, ConfigError, "parallel: expected at least 1, found {}", o.parallel);
   EF_CHECK(o.ubatch >= 1, ConfigError, "ubatch-size: expected at least 1, found {}", o.ubatch);
+  EF_CHECK(o.batch_size >= 1, ConfigError, "batch-size: expected at least 1, found {}", o.batch_size);
   EF_CHECK(o.ctx_size >= -1, ConfigError, "ctx-size: expected -1 or more, found {}", o.ctx_size);
   EF_CHECK(o.io_threads >= 1, ConfigError, "io-threads: expected at least 1, found {}", o.io_threads);
   EF_CHECK(o.threads >= 0, ConfigError, "threads: expected 0 or more, found {}", o.threads);
@@ -78,6 +79,7 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
                const std::function<void(uint64_t, uint64_t)>& progress)
     : options_(options), log_(log), files_(std::move(files)) {
   check(options_);
+  options_.ubatch = std::min(options_.ubatch, options_.batch_size);
   const Config& c = files_->config;
   const KvOptions kv = kv_options(c, options_);
   plan_.resident_bytes = files_->binding.resident_bytes;

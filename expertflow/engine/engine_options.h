@@ -17,7 +17,7 @@ struct EngineOptions {
   int io_threads = 4;
   int64_t ctx_size = -1;
   int parallel = 1;
-  int ubatch = 512;
+  int batch_size = 2048, ubatch = 512;
   std::string cache_type_k = "f16", cache_type_v = "f16";
   std::string max_kv_cache_memory = "30%";
   int64_t max_logit_rows = 0;  ///< rows whose logits a step may ask for; 0: parallel. Not a flag: callers know
@@ -33,9 +33,11 @@ struct EngineOptions {
     visit(threads, {"-t,--threads", "compute threads, 0: all processors that this process may use"});
     visit(isa, {"--isa", "CPU instruction set: auto, reference, avx2, avx512"});
     visit(io_threads, {"--io-threads", "threads that read experts from the slow tier"});
-    visit(ctx_size,
-          {"-c,--ctx-size", "tokens of context, all sequences together; 0: as many as the model was made for, -1: that, but at most 4096"});
-    visit(ubatch, {"-b,--ubatch-size,--batch-size", "tokens of one forward call at most (prefill chunk)"});
+    visit(ctx_size, {"-c,--ctx-size",
+                     "tokens of context, all sequences together; 0: as many as the model was made for, -1: that, but "
+                     "at most 4096"});
+    visit(batch_size, {"-b,--batch-size", "tokens of one step at most; the smaller of this and --ubatch-size holds"});
+    visit(ubatch, {"--ubatch-size", "tokens of one forward call at most, the prefill chunk (-ub)"});
     visit(cache_type_k, {"--cache-type-k", "numbers of the cached keys: f16, bf16, f32 (-ctk)"});
     visit(cache_type_v, {"--cache-type-v", "numbers of the cached values; must equal --cache-type-k (-ctv)"});
     visit(max_kv_cache_memory,

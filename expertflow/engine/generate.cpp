@@ -35,6 +35,20 @@ int64_t Generator::reuse(const GenerateRequest& request) {
   return 0;
 }
 
+// Feeds what the sequence does not hold, a chunk at a time; no logits if it was cancelled between chunks.
+std::span<const float> Generator::feed_prompt(const GenerateRequest& request) {
+  std::span<const float> logits;
+  const size_t chunk = size_t(engine_.options().ubatch);
+  while (held_.size() < request.prompt.size()) {
+    if (request.cancelled && request.cancelled()) return {};
+    const auto rest = std::span(request.prompt).subspan(held_.size());
+    const auto piece = rest.first(std::min(chunk, rest.size()));
+    logits = sequence_->feed(piece);
+    held_.insert(held_.end(), piece.begin(), piece.end());
+  }
+  return logits;
+}
+
 GenerateResult Generator::generate(const GenerateRequest& request, const OnText& on_text) {
   const int64_t context = engine_.context_length(), prompt_tokens = int64_t(request.prompt.size());
   EF_CHECK(prompt_tokens > 0, RequestError, "expected a prompt of at least one token, found none");
@@ -52,8 +66,12 @@ GenerateResult Generator::generate(const GenerateRequest& request, const OnText&
   try {
     result.cached_tokens = reuse(request);
     const double start = now();
-    std::span<const float> logits = sequence_->feed(std::span(request.prompt).subspan(size_t(result.cached_tokens)));
-    held_ = request.prompt;
+    std::span<const float> logits = feed_prompt(request);
+    if (logits.empty()) {
+      result.finish = GenerateResult::Finish::kCancelled;
+      result.prompt_seconds = now() - start;
+      return result;
+    }
     const double decode_start = now();
     result.prompt_seconds = decode_start - start;
     std::vector<TokenId> history = request.prompt;
@@ -66,7 +84,9 @@ GenerateResult Generator::generate(const GenerateRequest& request, const OnText&
         result.finish = GenerateResult::Finish::kStop;
         break;
       }
-      const bool go_on = !tokenizer_ || show(stream.push(tokenizer_->token_to_bytes(token)));
+      const bool shown = tokenizer_ && (request.show_special || !tokenizer_->is_special(token));
+      const bool go_on = (!shown || show(stream.push(tokenizer_->token_to_bytes(token)))) &&
+                         !(request.cancelled && request.cancelled());
       if (stream.stopped()) {
         result.finish = GenerateResult::Finish::kStop;
         break;

@@ -19,6 +19,8 @@ struct GenerateRequest {
   SamplerConfig sampler;
   std::vector<std::string> stop;  ///< never shown; matched over text, across tokens
   bool ignore_eos = false;
+  bool show_special = false;        ///< special tokens are part of the text
+  std::function<bool()> cancelled;  ///< polled before each chunk of the prompt and each token; may be empty
 };
 
 struct GenerateResult {
@@ -44,6 +46,7 @@ class Generator {
 
  private:
   int64_t reuse(const GenerateRequest& request);
+  std::span<const float> feed_prompt(const GenerateRequest& request);
   Engine& engine_;
   const Tokenizer* tokenizer_;
   std::unique_ptr<Sequence> sequence_;

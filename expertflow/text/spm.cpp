@@ -306,6 +306,7 @@ Tokenizer load_sentencepiece_bytes(std::string_view bytes, const nlohmann::json&
   parts.pad = pad;
   if (bos) parts.prefix = {*bos};  // as the families with a .model alone do
   if (eos) parts.eog = {*eos};
+  apply_added_tokens_decoder(parts, {config, "tokenizer_config.json:"});
   apply_tokenizer_config(parts, {config, "tokenizer_config.json:"});
   return Tokenizer(std::make_shared<TokenizerCore>(std::move(parts)));
 }

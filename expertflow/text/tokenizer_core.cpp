@@ -7,7 +7,9 @@
 
 namespace ef {
 namespace {
-constexpr size_t kMaxTextBytes = size_t{1} << 30;  // positions inside a word are 32-bit
+constexpr size_t kMaxTextBytes = size_t{1} << 30;
+constexpr size_t kMaxWordBytes =
+    (size_t{1} << 31) - 1;  // positions inside a word are 32-bit; normalisation can grow a text
 constexpr size_t kCachedWordBytes = 64;
 }  // namespace
 
@@ -53,6 +55,8 @@ std::vector<TokenId> TokenizerCore::encode(std::string_view text, const EncodeOp
 
 void TokenizerCore::encode_text(std::string_view text, bool at_text_start, std::vector<TokenId>& out) const {
   if (text.empty()) return;
+  EF_CHECK(text.size() <= kMaxWordBytes / 2, RequestError,
+           "text: expected at most {} bytes after normalisation, found {}", kMaxWordBytes / 2, text.size());
   if (!parts_.pretokenizer) return parts_.model->encode(text, out);
   PreTokenized pre{std::string(text), {{0, text.size(), at_text_start}}};
   parts_.pretokenizer->apply(pre);

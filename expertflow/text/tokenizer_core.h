@@ -67,6 +67,8 @@ class BpeModel final : public WordModel {
 
 /// Sets bos, eos, unk, pad, and what add_bos_token and add_eos_token say, from tokenizer_config.json (null: nothing).
 void apply_tokenizer_config(TokenizerParts& parts, const fields::Node& config);
+/// The "added_tokens_decoder" of tokenizer_config.json, for models whose vocabulary file lacks these tokens.
+void apply_added_tokens_decoder(TokenizerParts& parts, const fields::Node& config);
 /// Adds a token that the model's vocabulary may already hold; ModelError if the id is another's.
 void add_added_token(TokenizerParts& parts, AddedToken token, size_t limit, const std::string& where);
 

@@ -82,7 +82,7 @@ TokenizerParts make_bpe(const GgufVocab& vocab, bool& add_bos) {
   EF_CHECK(pre != nullptr, ModelError,
            "{}: tokenizer.ggml.pre: unknown pre-tokenizer '{}' (known: {}); if one of these is right for the model, "
            "override it with "
-           "--override-kv tokenizer.ggml.pre=str:NAME",
+           "--tokenizer-pre NAME",
            where, vocab.pre, list_of(known_gguf_pre()));
   add_bos = pre->add_bos;
   TokenizerParts parts;

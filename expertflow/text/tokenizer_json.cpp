@@ -1,4 +1,5 @@
 // tokenizer.json of Hugging Face's `tokenizers` and the files beside it.
+#include <charconv>
 #include <utility>
 
 #include "expertflow/base/errors.h"
@@ -46,18 +47,23 @@ void load_bpe(TokenizerParts& parts, const Node& model, TokenizerJson& file, std
       std::make_unique<BpeModel>(*parts.vocabulary, options, file.merges, fmt::format("{}: model.merges", name));
 }
 
+AddedToken read_added_token(const Node& node) {
+  AddedToken token;
+  token.content = fields::required_string(node, "content");
+  token.special = fields::boolean_or(node, "special", false);
+  token.normalized = fields::boolean_or(node, "normalized", !token.special);
+  token.lstrip = fields::boolean_or(node, "lstrip", false);
+  token.rstrip = fields::boolean_or(node, "rstrip", false);
+  token.single_word = fields::boolean_or(node, "single_word", false);
+  return token;
+}
+
 void load_added_tokens(TokenizerParts& parts, const Node& list, size_t limit) {
   if (list.value.is_null()) return;
   for (size_t i = 0; i < fields::array_size(list); ++i) {
     const Node node = fields::element(list, i);
-    AddedToken token;
+    AddedToken token = read_added_token(node);
     token.id = fields::token_id(fields::member(node, "id"));
-    token.content = fields::required_string(node, "content");
-    token.special = fields::boolean_or(node, "special", false);
-    token.normalized = fields::boolean_or(node, "normalized", !token.special);
-    token.lstrip = fields::boolean_or(node, "lstrip", false);
-    token.rstrip = fields::boolean_or(node, "rstrip", false);
-    token.single_word = fields::boolean_or(node, "single_word", false);
     add_added_token(parts, std::move(token), limit, node.where);
   }
 }
@@ -135,6 +141,24 @@ void add_added_token(TokenizerParts& parts, AddedToken token, size_t limit, cons
   const bool fresh = parts.added_ids.insert(token.id).second;
   EF_CHECK(fresh, ModelError, "{}: token '{}': expected once, found twice", where, token.content);
   parts.added.push_back(std::move(token));
+}
+
+void apply_added_tokens_decoder(TokenizerParts& parts, const Node& config) {
+  if (config.value.is_null()) return;
+  const Node decoder = fields::member(config, "added_tokens_decoder");
+  if (decoder.value.is_null()) return;
+  if (!decoder.value.is_object()) fields::wrong(decoder, "an object of ids and tokens");
+  const size_t limit = Vocabulary::limit_for(parts.vocabulary->size() + decoder.value.size());
+  for (const auto& [key, value] : decoder.value.items()) {
+    const Node node{value, fmt::format("{}[\"{}\"]", decoder.where, key)};
+    AddedToken token = read_added_token(node);
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token.id);
+    if (error != std::errc() || end != key.data() + key.size()) {
+      fail<ModelError>("{}: expected a token id as the key, found '{}'", node.where, key);
+    }
+    const bool known = parts.vocabulary->find(token.content) == token.id && parts.added_ids.contains(token.id);
+    if (!known) add_added_token(parts, std::move(token), limit, node.where);
+  }
 }
 
 void apply_tokenizer_config(TokenizerParts& parts, const Node& config) {

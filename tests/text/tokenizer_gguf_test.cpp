@@ -4,6 +4,7 @@
 
 #include "expertflow/base/errors.h"
 #include "expertflow/text/bpe.h"
+#include "expertflow/weights/gguf.h"
 #include "tests/text/tokenizer_goldens.h"
 
 namespace ef {
@@ -62,6 +63,43 @@ TEST(GgufTokenizer, LlamaVocabularyAgainstLlamaCpp) {
         count_differences(tokenizer, strings, lines["plain"], {.add_special = false, .parse_special = false}, name), 0)
         << name;
     vocab.add_space_prefix.reset();
+  }
+}
+
+// The bundled model's own metadata gives the ids of its tokenizer.json, and those that llama.cpp gave for the golden
+// prompts.
+TEST(GgufTokenizer, BundledModel) {
+  TensorDirectory directory;
+  const GgufMetadata metadata = read_gguf(EF_SOURCE_DIR "/models/demo/demo-Q5_K_M.gguf", directory).metadata;
+  GgufVocab vocab;
+  vocab.file = metadata.file;
+  vocab.model = metadata.str("tokenizer.ggml.model");
+  vocab.pre = metadata.str("tokenizer.ggml.pre");
+  vocab.tokens = metadata.strings("tokenizer.ggml.tokens");
+  vocab.token_types = metadata.integers("tokenizer.ggml.token_type");
+  vocab.merges = metadata.strings("tokenizer.ggml.merges");
+  vocab.bos = metadata.integer("tokenizer.ggml.bos_token_id");
+  vocab.eos = metadata.integer("tokenizer.ggml.eos_token_id");
+  vocab.eot = metadata.integer("tokenizer.ggml.eot_token_id");
+  vocab.add_bos = metadata.boolean("tokenizer.ggml.add_bos_token");
+  const Tokenizer tokenizer = load_gguf_tokenizer(vocab);
+  EXPECT_EQ(tokenizer.vocab_size(), 16384u);
+  EXPECT_EQ(tokenizer.eog(), (std::vector<TokenId>{0, 2}));
+  EXPECT_FALSE(tokenizer.add_bos());
+  const json golden = json::parse(read_text_file(EF_TEST_DATA "/demo/golden-llamacpp.json"));
+  int prompts = 0;
+  for (const auto& [file, entries] : golden["files"].items()) {
+    for (const json& entry : entries) {
+      EXPECT_EQ(json(tokenizer.encode(entry["prompt"].get<std::string>())), entry["tokens"]) << entry["prompt"];
+      ++prompts;
+    }
+  }
+  EXPECT_GE(prompts, 6);
+  const auto strings = goldens::json_of("strings.json").get<std::vector<std::string>>();
+  const auto lines = goldens::lines_of("demo/ids.txt");
+  for (size_t i = 0; i < strings.size(); ++i) {
+    const auto ids = tokenizer.encode(strings[i]);
+    ASSERT_EQ(goldens::fnv(tokenizer.decode(ids, false)) + " " + goldens::ids_line(ids), lines[i]) << strings[i];
   }
 }
 
@@ -133,7 +171,7 @@ TEST(GgufTokenizer, D7_UnknownPreTokenizerIsNamedWithTheKnownOnesAndTheOverride)
   EXPECT_NE(error.find("tiny.gguf"), std::string::npos) << error;
   EXPECT_NE(error.find("tokenizer.ggml.pre: unknown pre-tokenizer 'brand-new'"), std::string::npos) << error;
   for (const char* known : {"qwen2", "llama-bpe", "deepseek-v3", "gpt-4o", "olmo", "starcoder", "refact", "glm4",
-                            "tekken", "--override-kv"}) {
+                            "tekken", "--tokenizer-pre"}) {
     EXPECT_NE(error.find(known), std::string::npos) << known << " in " << error;
   }
   vocab.pre = "qwen2";

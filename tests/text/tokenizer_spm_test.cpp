@@ -34,5 +34,25 @@ INSTANTIATE_TEST_SUITE_P(Tokenizers, SentencePieceModels,
                          ::testing::Values("bpe_bytes", "bpe_nfkc", "unigram_nfkc", "unigram_bytes"),
                          [](const auto& info) { return std::string(info.param); });
 
+TEST(SentencePieceModel, SpecialTokensAndThoseOfTokenizerConfig) {
+  const std::string path = goldens::path_of("spm/bpe_bytes.model");
+  const Tokenizer plain = load_sentencepiece_model(path);
+  EXPECT_EQ(plain.bos(), 1);
+  EXPECT_EQ(plain.eog(), (std::vector<TokenId>{2}));
+  EXPECT_TRUE(plain.add_bos());
+  EXPECT_EQ(plain.decode(plain.encode("Hello,  world")), "Hello,  world");
+  const auto size = static_cast<TokenId>(plain.vocab_size());
+  nlohmann::json config = {{"eos_token", "<|im_end|>"}, {"add_bos_token", false}};
+  config["added_tokens_decoder"]["1"] = {{"content", "<s>"}, {"special", true}, {"normalized", false}};
+  config["added_tokens_decoder"][std::to_string(size)] = {
+      {"content", "<|im_end|>"}, {"special", true}, {"normalized", false}};
+  const Tokenizer tokenizer = load_sentencepiece_model(path, config);
+  EXPECT_EQ(tokenizer.encode("<s><|im_end|>"), (std::vector<TokenId>{1, size}));
+  EXPECT_EQ(tokenizer.eog(), (std::vector<TokenId>{2, size}));
+  EXPECT_EQ(tokenizer.eos(), size);
+  config["added_tokens_decoder"]["x"] = {{"content", "y"}};
+  EXPECT_THROW(load_sentencepiece_model(path, config), ModelError);
+}
+
 }  // namespace
 }  // namespace ef

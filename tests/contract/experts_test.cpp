@@ -247,6 +247,23 @@ TEST_P(Experts, ExtremesOfBalance) {
     expect_element(Activation{}, experts[0], &many[size_t(r * hidden)], 7, all[size_t(r * hidden + 7)]);
 }
 
+// So wide that few rows fit between the two halves at a time: a call goes in several waves, groups cut anywhere.
+TEST_P(Experts, WideExpertsInWaves) {
+  Random random(12);
+  const int64_t hidden = 2, ffn = 1 << 20;
+  std::vector<TestExpert> experts;
+  for (int e = 0; e < 2; ++e)
+    experts.push_back(expert(random, Format::kBF16, Format::kBF16, hidden, ffn, false, 0.05f));
+  const auto x = random.floats(11 * hidden);
+  const Groups groups = {{0, {0, 2, 3, 4, 7}}, {1, {1, 5, 6, 8, 9, 10}}};
+  const auto all = run(backend(), Activation{}, experts, {groups}, x, 1, NAN);
+  std::vector<Groups> single_rows;
+  for (const auto& [e, assignments] : groups)
+    for (int32_t a : assignments) single_rows.push_back({{e, {a}}});
+  EXPECT_TRUE(same_bits(run(backend(), Activation{}, experts, single_rows, x, 1, NAN), all));
+  for (float v : all) EXPECT_FALSE(std::isnan(v));
+}
+
 // Groups may come in any order and in any number of calls (waves through few slots): the same bits.
 TEST_P(Experts, BitIdenticalHoweverGroupsAreSplit) {
   Random random(7);

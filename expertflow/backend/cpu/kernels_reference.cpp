@@ -1,6 +1,7 @@
 // The oracle: every loop as one would write it down. Eight lanes, since a single running sum in float32 loses too much.
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "expertflow/backend/cpu/kernels.h"
 #include "expertflow/quant/scalars.h"
@@ -37,22 +38,22 @@ struct F16 {
 
 float add_lanes(const float* s) { return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])); }
 
-template <class T>
-float dot(const std::byte* w, const float* x, int64_t cols) {
+float dot(const float* w, const float* x, int64_t cols) {
   float sum[kLanes] = {};
   int64_t k = 0;
   for (; k + kLanes <= cols; k += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane) sum[lane] += T::load(w + (k + lane) * T::kBytes) * x[k + lane];
-  for (int lane = 0; k + lane < cols; ++lane) sum[lane] += T::load(w + (k + lane) * T::kBytes) * x[k + lane];
+    for (int lane = 0; lane < kLanes; ++lane) sum[lane] += w[k + lane] * x[k + lane];
+  for (int lane = 0; k + lane < cols; ++lane) sum[lane] += w[k + lane] * x[k + lane];
   return add_lanes(sum);
 }
 
 template <class T>
 void matmul(const MatmulTile& a) {
+  std::vector<float> row(static_cast<size_t>(a.cols));
   for (int64_t i = 0; i < a.n; ++i) {
-    const std::byte* w = a.w + i * a.w_stride;
+    for (int64_t k = 0; k < a.cols; ++k) row[size_t(k)] = T::load(a.w + i * a.w_stride + k * T::kBytes);
     for (int64_t r = 0; r < a.rows; ++r) {
-      const float sum = dot<T>(w, a.x[r], a.cols);
+      const float sum = dot(row.data(), a.x[r], a.cols);
       a.out[r][a.out_begin + i] = a.bias ? sum + a.bias[i] : sum;
     }
   }

@@ -29,7 +29,7 @@ class Binder {
   const TensorInfo* find(std::string_view pattern, LayerId layer, ExpertId expert = -1) const;
   void use(const TensorInfo& tensor) { used_[size_t(&tensor - directory_.tensors().data())] = 1; }
   void note_missing(std::string name);
-  void check_shape(const TensorInfo& tensor, std::vector<Extent> expected) const;
+  void check_shape(const TensorInfo& tensor, const std::vector<Extent>& expected) const;
   TensorInfo block_scales(const TensorInfo& matrix, std::vector<Extent> leading, int64_t rows, int64_t cols);
   void bind_tensors();
   void bind_tensor(const TensorSpec& spec, LayerId layer);
@@ -63,7 +63,6 @@ class Binder {
   std::vector<char> used_;  ///< by place in directory_.tensors()
   std::vector<std::string> missing_;
   size_t missing_count_ = 0;
-  bool found_experts_ = false;
 };
 
 /// The pattern's first alternative with {l} and {e} filled in ("*" for a negative expert).

@@ -70,15 +70,14 @@ void Binder::note_missing(std::string name) {
   if (missing_count_ > kGiveUp) fail_if_missing();
 }
 
-void Binder::check_shape(const TensorInfo& tensor, std::vector<Extent> expected) const {
-  std::vector<int64_t> values;
+void Binder::check_shape(const TensorInfo& tensor, const std::vector<Extent>& expected) const {
+  auto same = [](int64_t found, const Extent& e) { return found == e.value; };
+  if (std::equal(tensor.shape.begin(), tensor.shape.end(), expected.begin(), expected.end(), same)) return;
   std::vector<std::string> text;
-  for (const Extent& e : expected) {
-    values.push_back(e.value);
+  for (const Extent& e : expected)
     text.push_back(e.meaning.empty() ? fmt::format("{}", e.value) : fmt::format("{} ({})", e.value, e.meaning));
-  }
-  EF_CHECK(tensor.shape == values, ModelError, "{}: tensor {}: expected shape [{}], found {}",
-           directory_.file_name(tensor), tensor.name, fmt::join(text, ", "), tensor.shape_text());
+  fail<ModelError>("{}: tensor {}: expected shape [{}], found {}", directory_.file_name(tensor), tensor.name,
+                   fmt::join(text, ", "), tensor.shape_text());
 }
 
 void Binder::check_matrix_format(const TensorInfo& t) const {
@@ -163,7 +162,12 @@ void Binder::bind_tensors() {
 
 // A MoE config over a file whose feed-forward tensors are dense is another mistake than an incomplete file: say so.
 void Binder::fail_if_dense_only() const {
-  if (found_experts_) return;
+  auto of_experts = [](const std::string& name) {
+    return name.find("_exps") != std::string::npos || name.find("experts.") != std::string::npos ||
+           name.find("block_sparse_moe") != std::string::npos || name.find(".ffn_up.0.") != std::string::npos;
+  };
+  for (const TensorInfo& t : directory_.tensors())
+    if (of_experts(t.name)) return;
   for (const TensorInfo& t : directory_.tensors()) {
     if (!t.name.ends_with(".ffn_up.weight") && !t.name.ends_with(".mlp.up_proj.weight")) continue;
     if (used_[size_t(&t - directory_.tensors().data())]) continue;

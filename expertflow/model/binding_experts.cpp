@@ -182,7 +182,6 @@ void Binder::bind_experts(LayerId layer) {
     note_missing_experts(gguf() ? arch_.gguf_experts.front() : arch_.hf_experts.front(), layer);
     return;
   }
-  found_experts_ = true;
   LayerExperts out;
   out.layer = layer;
   std::vector<size_t> order;  // parts as they lie in the file, so that one read fills many

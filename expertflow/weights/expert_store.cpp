@@ -178,7 +178,6 @@ struct Check {
   const TensorDirectory& directory;
   const PartSource& source;
   const ExpertPart& part;
-  int experts;
 
   template <class... Args>
   void expect(bool good, const TensorInfo& tensor, fmt::format_string<Args...> f, Args&&... args) const {
@@ -281,8 +280,7 @@ ExpertStore::ExpertStore(const TensorDirectory& directory, std::vector<LayerExpe
     for (const ExpertPart& part : layer.layout.parts) check_part(part, layer.layer);
     for (const auto& sources : layer.experts) {
       EF_DCHECK(sources.size() == layer.layout.parts.size());
-      for (size_t p = 0; p < sources.size(); ++p)
-        Check{directory_, sources[p], layer.layout.parts[p], int(layer.experts.size())}.run();
+      for (size_t p = 0; p < sources.size(); ++p) Check{directory_, sources[p], layer.layout.parts[p]}.run();
     }
   }
 }

@@ -13,32 +13,37 @@ constexpr bool fused_bias(const Config& c) { return c.fused_qkv && c.qkv_bias; }
 constexpr bool separate_bias(const Config& c) { return !c.fused_qkv && c.qkv_bias; }
 
 constexpr std::array kOwn = {
-    TensorSpec{Role::kFinalNormBias, "model.norm.bias", "output_norm.bias", Dim::kNone, Dim::kHidden, false, In::kModel},
+    TensorSpec{Role::kFinalNormBias, "model.norm.bias", "output_norm.bias", Dim::kNone, Dim::kHidden, false,
+               In::kModel},
     TensorSpec{Role::kHeadBias, "lm_head.bias", "output.bias", Dim::kNone, Dim::kVocab, false, In::kModel,
                [](const Config& c) { return c.head_bias; }},
     TensorSpec{Role::kRopeFreqs, nullptr, "rope_factors_long.weight", Dim::kNone, Dim::kRopePairs, true, In::kModel},
     TensorSpec{Role::kRopeFreqs, nullptr, "rope_factors_short.weight", Dim::kNone, Dim::kRopePairs, true, In::kModel},
-    TensorSpec{Role::kAttnNormBias, "model.layers.{l}.input_layernorm.bias", "blk.{l}.attn_norm.bias", Dim::kNone, Dim::kHidden},
-    TensorSpec{Role::kFfnNormBias, "model.layers.{l}.post_attention_layernorm.bias", "blk.{l}.ffn_norm.bias", Dim::kNone, Dim::kHidden},
+    TensorSpec{Role::kAttnNormBias, "model.layers.{l}.input_layernorm.bias", "blk.{l}.attn_norm.bias", Dim::kNone,
+               Dim::kHidden},
+    TensorSpec{Role::kFfnNormBias, "model.layers.{l}.post_attention_layernorm.bias", "blk.{l}.ffn_norm.bias",
+               Dim::kNone, Dim::kHidden},
     TensorSpec{Role::kQkv, nullptr, "blk.{l}.attn_qkv.weight", Dim::kQkv, Dim::kHidden, false, In::kEveryLayer, fused},
-    TensorSpec{Role::kQkvBias, nullptr, "blk.{l}.attn_qkv.bias", Dim::kNone, Dim::kQkv, false, In::kEveryLayer, fused_bias},
-    TensorSpec{Role::kQ, "model.layers.{l}.self_attn.q_proj.weight", "blk.{l}.attn_q.weight", Dim::kQ, Dim::kHidden, false, In::kEveryLayer,
-               separate},
-    TensorSpec{Role::kK, "model.layers.{l}.self_attn.k_proj.weight", "blk.{l}.attn_k.weight", Dim::kKv, Dim::kHidden, false, In::kEveryLayer,
-               separate},
-    TensorSpec{Role::kV, "model.layers.{l}.self_attn.v_proj.weight", "blk.{l}.attn_v.weight", Dim::kKv, Dim::kHidden, false, In::kEveryLayer,
-               separate},
-    TensorSpec{Role::kO, "model.layers.{l}.self_attn.o_proj.weight", "blk.{l}.attn_output.weight", Dim::kHidden, Dim::kAttnOut},
-    TensorSpec{Role::kQBias, "model.layers.{l}.self_attn.q_proj.bias", "blk.{l}.attn_q.bias", Dim::kNone, Dim::kQ, false, In::kEveryLayer,
-               separate_bias},
-    TensorSpec{Role::kKBias, "model.layers.{l}.self_attn.k_proj.bias", "blk.{l}.attn_k.bias", Dim::kNone, Dim::kKv, false, In::kEveryLayer,
-               separate_bias},
-    TensorSpec{Role::kVBias, "model.layers.{l}.self_attn.v_proj.bias", "blk.{l}.attn_v.bias", Dim::kNone, Dim::kKv, false, In::kEveryLayer,
-               separate_bias},
-    TensorSpec{Role::kOBias, "model.layers.{l}.self_attn.o_proj.bias", "blk.{l}.attn_output.bias", Dim::kNone, Dim::kHidden, false,
-               In::kEveryLayer, has_o_bias},
-    TensorSpec{Role::kRouter, "model.layers.{l}.block_sparse_moe.gate.weight|model.layers.{l}.mlp.gate.weight", "blk.{l}.ffn_gate_inp.weight",
-               Dim::kExperts, Dim::kHidden, false, In::kSparseLayers},
+    TensorSpec{Role::kQkvBias, nullptr, "blk.{l}.attn_qkv.bias", Dim::kNone, Dim::kQkv, false, In::kEveryLayer,
+               fused_bias},
+    TensorSpec{Role::kQ, "model.layers.{l}.self_attn.q_proj.weight", "blk.{l}.attn_q.weight", Dim::kQ, Dim::kHidden,
+               false, In::kEveryLayer, separate},
+    TensorSpec{Role::kK, "model.layers.{l}.self_attn.k_proj.weight", "blk.{l}.attn_k.weight", Dim::kKv, Dim::kHidden,
+               false, In::kEveryLayer, separate},
+    TensorSpec{Role::kV, "model.layers.{l}.self_attn.v_proj.weight", "blk.{l}.attn_v.weight", Dim::kKv, Dim::kHidden,
+               false, In::kEveryLayer, separate},
+    TensorSpec{Role::kO, "model.layers.{l}.self_attn.o_proj.weight", "blk.{l}.attn_output.weight", Dim::kHidden,
+               Dim::kAttnOut},
+    TensorSpec{Role::kQBias, "model.layers.{l}.self_attn.q_proj.bias", "blk.{l}.attn_q.bias", Dim::kNone, Dim::kQ,
+               false, In::kEveryLayer, separate_bias},
+    TensorSpec{Role::kKBias, "model.layers.{l}.self_attn.k_proj.bias", "blk.{l}.attn_k.bias", Dim::kNone, Dim::kKv,
+               false, In::kEveryLayer, separate_bias},
+    TensorSpec{Role::kVBias, "model.layers.{l}.self_attn.v_proj.bias", "blk.{l}.attn_v.bias", Dim::kNone, Dim::kKv,
+               false, In::kEveryLayer, separate_bias},
+    TensorSpec{Role::kOBias, "model.layers.{l}.self_attn.o_proj.bias", "blk.{l}.attn_output.bias", Dim::kNone,
+               Dim::kHidden, false, In::kEveryLayer, has_o_bias},
+    TensorSpec{Role::kRouter, "model.layers.{l}.block_sparse_moe.gate.weight|model.layers.{l}.mlp.gate.weight",
+               "blk.{l}.ffn_gate_inp.weight", Dim::kExperts, Dim::kHidden, false, In::kSparseLayers},
 };
 constexpr auto kTensors = join(kModelTensors, kOwn);
 
@@ -56,18 +61,21 @@ Config from_hf(const nlohmann::json& json, const nlohmann::json& generation) {
   out.qkv_bias = out.o_bias = config.boolean_or("attention_bias", false);
   out.head_bias = config.boolean_or("lm_head_bias", false);
   hf_windows(out, config, config.integer_or("sliding_window", 0));
-  // The authors' code, and transformers before 5 (which write rope_scaling), switch factors and magnitude with the length.
-  // transformers 5 (rope_parameters) switches the magnitude alone: a file is read as the library that wrote it runs it.
+  // The authors' code, and transformers before 5 (which write rope_scaling), switch factors and magnitude with the
+  // length. transformers 5 (rope_parameters) switches the magnitude alone: a file is read as the library that wrote it
+  // runs it.
   out.rope.long_frequencies = !config.has("rope_parameters");
   return out;
 }
 
 Config from_gguf(const GgufMetadata& metadata, const TensorDirectory& directory) {
   GgufKeys keys(metadata);
-  const char* eps = keys.has("attention.layer_norm_epsilon") ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+  const char* eps =
+      keys.has("attention.layer_norm_epsilon") ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
   Config out = gguf_common("phimoe", keys, directory, {.norm_eps_key = eps});
   set_family(out);
-  out.expert_ffn = keys.integer(keys.has("expert_feed_forward_length") ? "expert_feed_forward_length" : "feed_forward_length");
+  out.expert_ffn =
+      keys.integer(keys.has("expert_feed_forward_length") ? "expert_feed_forward_length" : "feed_forward_length");
   int window = keys.integer_or("attention.sliding_window", 0);
   for (LayerConfig& layer : out.layers) layer.window = window;
   return out;

@@ -29,7 +29,8 @@ struct RopeConfig {
   double low_freq_factor = 1, high_freq_factor = 4;
   // longrope: factors per pair; the magnitude of cos and sin in each regime
   std::vector<double> short_factor, long_factor;
-  bool long_frequencies = true;  ///< past the original positions the long factors apply; false: the short ones at any length
+  bool long_frequencies =
+      true;  ///< past the original positions the long factors apply; false: the short ones at any length
   std::optional<double> short_mscale, long_mscale;
   /// GGUF rope_freqs.weight: divisors of each pair's frequency, used instead of the kind's own rule
   std::vector<double> freq_divisors;
@@ -46,7 +47,11 @@ struct RouterConfig {
   float jitter_eps = 0.01f;
 };
 
-enum class QkNorm : uint8_t { kNone, kPerHead, kWhole };  ///< weight [head_dim] on each head, or [heads * head_dim] on all
+enum class QkNorm : uint8_t {
+  kNone,
+  kPerHead,
+  kWhole
+};  ///< weight [head_dim] on each head, or [heads * head_dim] on all
 
 struct LayerConfig {
   bool sparse = true;  ///< MoE block, else dense FFN
@@ -55,16 +60,16 @@ struct LayerConfig {
 
 /// Multi-head latent attention (DeepSeek-V2/V3); absent otherwise.
 struct LatentConfig {
-  int q_lora = 0;   ///< 0: a full q projection
+  int q_lora = 0;  ///< 0: a full q projection
   int kv_lora = 0;
   int nope = 0, rope = 0, v_dim = 0;  ///< per head
 };
 
 struct Config {
-  std::string arch;    ///< row of model/registry.cpp
+  std::string arch;  ///< row of model/registry.cpp
   int vocab = 0, hidden = 0;
   int heads = 0, kv_heads = 0;  ///< latent: kv_heads is 1, the compressed key that all heads share
-  int head_dim = 0;    ///< of q and k (latent: nope + rope); v too unless latent
+  int head_dim = 0;             ///< of q and k (latent: nope + rope); v too unless latent
   std::optional<LatentConfig> latent;
   std::vector<LayerConfig> layers;
   int skipped_layers = 0;  ///< multi-token-prediction layers in the file, skipped knowingly
@@ -73,18 +78,18 @@ struct Config {
   QkNorm qk_norm = QkNorm::kNone;
   bool sinks = false;  ///< attention sinks per head (gpt-oss)
   RopeConfig rope;
-  float attention_scale = 0;      ///< factor on q k^T (1/sqrt(head_dim), multipliers and yarn's mscale included)
-  float clip_qkv = 0;             ///< 0: none
+  float attention_scale = 0;  ///< factor on q k^T (1/sqrt(head_dim), multipliers and yarn's mscale included)
+  float clip_qkv = 0;         ///< 0: none
   float embedding_scale = 1, residual_scale = 1, logit_scale = 1;  ///< logits are multiplied by logit_scale
   bool tied_embeddings = false;
   RouterConfig router;
   Activation activation;
-  int dense_ffn = 0;              ///< width of dense layers' FFN
-  int expert_ffn = 0;             ///< width of one routed expert
-  int shared_ffn = 0;             ///< width of all shared experts together, 0: none
-  bool shared_gate = false;       ///< sigmoid(gate . x) on the shared expert's output
-  int context_length = 0;         ///< positions the model was made for
-  std::vector<TokenId> eos;       ///< union of config and generation_config (the tokenizer may add its own)
+  int dense_ffn = 0;         ///< width of dense layers' FFN
+  int expert_ffn = 0;        ///< width of one routed expert
+  int shared_ffn = 0;        ///< width of all shared experts together, 0: none
+  bool shared_gate = false;  ///< sigmoid(gate . x) on the shared expert's output
+  int context_length = 0;    ///< positions the model was made for
+  std::vector<TokenId> eos;  ///< union of config and generation_config (the tokenizer may add its own)
   std::optional<TokenId> bos;
   // Which tensors the file must hold beside those of every model of the family (TensorSpec::applies).
   bool qkv_bias = false, o_bias = false, head_bias = false, selection_bias = false;

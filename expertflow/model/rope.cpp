@@ -23,11 +23,12 @@ double dynamic_theta(const RopeConfig& rope, int context_length, int64_t total_l
   return rope.theta * std::pow(growth, double(rope.rotary_dim) / (rope.rotary_dim - 2));
 }
 
-// YaRN, section 3.2: pairs that turn often over the original context keep their frequency, those that turn less than beta_slow
-// times are interpolated, with a ramp over the pair index between.
+// YaRN, section 3.2: pairs that turn often over the original context keep their frequency, those that turn less than
+// beta_slow times are interpolated, with a ramp over the pair index between.
 void apply_yarn(const RopeConfig& rope, std::vector<double>& inv_freq) {
   auto pair_of = [&](double rotations) {
-    return rope.rotary_dim * std::log(rope.original_max_positions / (rotations * 2 * std::numbers::pi)) / (2 * std::log(rope.theta));
+    return rope.rotary_dim * std::log(rope.original_max_positions / (rotations * 2 * std::numbers::pi)) /
+           (2 * std::log(rope.theta));
   };
   double low = pair_of(rope.beta_fast), high = pair_of(rope.beta_slow);
   if (rope.truncate) low = std::floor(low), high = std::ceil(high);
@@ -47,7 +48,8 @@ double yarn_magnitude(const RopeConfig& rope) {
   return yarn_mscale(rope.factor, 1);
 }
 
-// Llama 3.1: wavelengths past original / low_freq_factor are interpolated, those below original / high_freq_factor kept.
+// Llama 3.1: wavelengths past original / low_freq_factor are interpolated, those below original / high_freq_factor
+// kept.
 void apply_llama3(const RopeConfig& rope, std::vector<double>& inv_freq) {
   const double original = rope.original_max_positions;
   for (double& f : inv_freq) {
@@ -82,7 +84,8 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int context_length, int
   switch (rope.kind) {
     case RopeKind::kNone:
     case RopeKind::kDefault:
-    case RopeKind::kDynamic: break;
+    case RopeKind::kDynamic:
+      break;
     case RopeKind::kLinear:
       for (double& f : out.inv_freq) f /= rope.factor;
       break;
@@ -90,7 +93,9 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int context_length, int
       apply_yarn(rope, out.inv_freq);
       out.magnitude = yarn_magnitude(rope);
       break;
-    case RopeKind::kLlama3: apply_llama3(rope, out.inv_freq); break;
+    case RopeKind::kLlama3:
+      apply_llama3(rope, out.inv_freq);
+      break;
     case RopeKind::kLongrope: {
       bool is_long = total_length > rope.original_max_positions;
       const std::vector<double>& factors = is_long && rope.long_frequencies ? rope.long_factor : rope.short_factor;
@@ -105,7 +110,8 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int context_length, int
 
 RopeTable::RopeTable(const RopeConfig& rope, int context_length) : rope_(rope), context_length_(context_length) {}
 
-void RopeTable::fill(std::span<const int32_t> positions, std::span<const int32_t> total_length, float* cos, float* sin) const {
+void RopeTable::fill(std::span<const int32_t> positions, std::span<const int32_t> total_length, float* cos,
+                     float* sin) const {
   const size_t pairs = size_t(rope_.rotary_dim / 2);
   RopeFrequencies frequencies;
   for (size_t r = 0; r < positions.size(); ++r) {

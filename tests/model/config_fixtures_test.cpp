@@ -221,6 +221,11 @@ TEST(ConfigDetails, Longrope) {
   EXPECT_EQ(r.short_mscale, 1.1);
   EXPECT_EQ(r.long_mscale, 1.25);
   EXPECT_EQ(r.original_max_positions, 64);
+  EXPECT_FALSE(r.long_frequencies);  // written by transformers 5, which keeps the short factors
+  EditableCheckpoint e(hf_fixture("phimoe-longrope"));
+  e.config["rope_scaling"] = e.config["rope_parameters"];  // as the authors and transformers 4 write it
+  e.config.erase("rope_parameters");
+  EXPECT_TRUE(config_of(e).rope.long_frequencies);
 }
 
 }  // namespace

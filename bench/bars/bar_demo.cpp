@@ -26,11 +26,12 @@ struct Bound {
   double logits;      // largest difference of a logit at the last token of a prompt
   double perplexity;  // relative
   double near_tie;    // a greedy token may differ where our logits of both choices are this close; 0: never
+  double router_tie;  // an expert may differ where the router's logits of both choices are this close
 };
 // llama.cpp with float32 weights and an F16 KV cache.
-constexpr Bound kDequantised{0.02, 0.003, 0};
+constexpr Bound kDequantised{0.02, 0.003, 0, 1e-3};
 // llama.cpp quantises activations to 8 bits.
-constexpr Bound kQuantisedActivations{0.3, 0.005, 0.6};
+constexpr Bound kQuantisedActivations{0.3, 0.005, 0.6, 0.05};
 
 struct Outcome {
   int64_t tokens = 0, wrong_tokens = 0;
@@ -66,12 +67,99 @@ void check_greedy(Engine& engine, const Prompt& prompt, double near_tie, std::sp
   }
 }
 
-void check_prompt(Engine& engine, const Prompt& prompt, double near_tie, Outcome& outcome) {
-  Sequence sequence(engine, int64_t(prompt.tokens.size() + prompt.greedy.size()) + 1);
-  const auto logits = sequence.feed(prompt.tokens);
+// Takes the runner-up instead of the last chosen expert at given places, and notes how close every such choice was. The
+// golden file's engine rounds keys, queries and probabilities to 16 bits, so that a choice closer than that may fall
+// the other way there.
+class RouterFlip final : public StepObserver {
+ public:
+  struct Choice {
+    double margin = 0;  // logit of the last chosen expert over the runner-up's
+    LayerId layer = -1;
+    int64_t token = -1;
+  };
+  RouterFlip(int experts, std::vector<Choice> flipped) : experts_(experts), flipped_(std::move(flipped)) {}
+  void on_routing(LayerId layer, const float*, const float* logits, const RoutingView& routing) override {
+    for (int64_t t = 0; t < routing.tokens; ++t) {
+      const float* row = logits + t * experts_;
+      std::vector<int32_t> order(static_cast<size_t>(experts_));
+      for (int e = 0; e < experts_; ++e) order[size_t(e)] = e;
+      std::sort(order.begin(), order.end(), [&](int32_t x, int32_t y) { return row[x] > row[y]; });
+      const size_t k = size_t(routing.top_k);
+      choices.push_back({double(row[order[k - 1]]) - double(row[order[k]]), layer, t});
+      if (std::none_of(flipped_.begin(), flipped_.end(),
+                       [&](const Choice& c) { return c.layer == layer && c.token == t; }))
+        continue;
+      order[k - 1] = order[k];
+      // An observer only looks; this one stands in for another engine's router on purpose.
+      auto* ids = const_cast<int32_t*>(routing.ids) + t * routing.top_k;
+      auto* weights = const_cast<float*>(routing.weights) + t * routing.top_k;
+      float sum = 0;
+      for (size_t i = 0; i < k; ++i) sum += weights[i] = std::exp(row[order[i]] - row[order[0]]);
+      for (size_t i = 0; i < k; ++i) ids[i] = order[i], weights[i] /= sum;
+    }
+  }
+  std::vector<Choice> choices;
+
+ private:
+  int experts_;
+  std::vector<Choice> flipped_;
+};
+
+double worst_logit(std::span<const float> logits, const Prompt& prompt) {
+  double worst = 0;
   for (const auto& [token, value] : prompt.logits)
-    outcome.worst_logit = std::max(outcome.worst_logit, std::fabs(double(logits[size_t(token)]) - value));
-  check_greedy(engine, prompt, near_tie, logits, sequence, outcome);
+    worst = std::max(worst, std::fabs(double(logits[size_t(token)]) - value));
+  return worst;
+}
+
+double worst_logit_with(Engine& engine, const Prompt& prompt, RouterFlip& flip) {
+  Sequence sequence(engine, int64_t(prompt.tokens.size()) + 1);
+  engine.set_observer(&flip);
+  const double worst = worst_logit(sequence.feed(prompt.tokens), prompt);
+  engine.set_observer(nullptr);
+  return worst;
+}
+
+// A prompt beyond the bound is right if the router met near-ties and other choices there bring it inside the bound:
+// they are looked for one after the other, a few at most.
+double explained_by_near_ties(Engine& engine, const Prompt& prompt, double found, const Bound& bound) {
+  constexpr size_t kMostFlips = 3;
+  const int experts = engine.config().router.experts;
+  std::vector<RouterFlip::Choice> flips;
+  double best = found;
+  while (best > bound.logits && flips.size() < kMostFlips) {
+    RouterFlip look(experts, flips);
+    worst_logit_with(engine, prompt, look);
+    const double before = best;
+    RouterFlip::Choice next;
+    for (const auto& choice : look.choices) {
+      if (!(choice.margin < bound.router_tie)) continue;
+      std::vector<RouterFlip::Choice> tried = flips;
+      tried.push_back(choice);
+      RouterFlip flip(experts, tried);
+      const double worst = worst_logit_with(engine, prompt, flip);
+      if (worst < best) best = worst, next = choice;
+    }
+    if (best >= before) break;
+    flips.push_back(next);
+    fmt::print(
+        "\"{}\": logits differ by {:.4f}; with the other choice of layer {}'s router at token {} (a tie within {:.5f}) "
+        "by {:.4f}\n",
+        prompt.text, before, next.layer, next.token, next.margin, best);
+  }
+  return best;
+}
+
+void check_prompt(Engine& engine, const Prompt& prompt, const Bound& bound, Outcome& outcome) {
+  double worst = 0;
+  {
+    Sequence sequence(engine, int64_t(prompt.tokens.size() + prompt.greedy.size()) + 1);
+    const auto logits = sequence.feed(prompt.tokens);
+    worst = worst_logit(logits, prompt);
+    check_greedy(engine, prompt, bound.near_tie, logits, sequence, outcome);
+  }
+  if (worst > bound.logits) worst = explained_by_near_ties(engine, prompt, worst, bound);
+  outcome.worst_logit = std::max(outcome.worst_logit, worst);
 }
 
 Tokenizer tokenizer_of(const ModelFiles& files) {
@@ -110,7 +198,7 @@ bool check_gguf(const fs::path& file, const json& golden, const std::string& ent
   for (const std::string& budget : budgets) {
     engine.set_expert_memory(budget);
     Outcome outcome;
-    for (const Prompt& prompt : prompts) check_prompt(engine, prompt, bound.near_tie, outcome);
+    for (const Prompt& prompt : prompts) check_prompt(engine, prompt, bound, outcome);
     fmt::print("{:<28} budget {:<5} greedy tokens {}/{}, worst logit difference {:.4f}, hits {:.1f} %\n",
                file.filename().string(), budget, outcome.tokens - outcome.wrong_tokens, outcome.tokens,
                outcome.worst_logit, 100 * engine.expert_stats().hit_rate());
@@ -180,7 +268,7 @@ bool check_bf16(const fs::path& folder) {
     for (const int64_t id : read_i64(golden, fmt::format("greedy.{}", i))) prompt.greedy.push_back(TokenId(id));
     const auto logits = golden.read_f32(golden.at(fmt::format("last_logits.{}", i)));
     for (size_t t = 0; t < logits.size(); ++t) prompt.logits.emplace_back(TokenId(t), logits[t]);
-    check_prompt(engine, prompt, 0, outcome);
+    check_prompt(engine, prompt, {1e-3, 0, 0, 0}, outcome);
   }
   const double recorded = json::parse(read_text_file(folder / "report.json")).at("heldout_ce_hf_fp32");
   PerplexityOptions options;

@@ -9,27 +9,45 @@
 namespace ef {
 
 enum class Format : uint8_t {
-  kF32, kF16, kBF16,
+  kF32,
+  kF16,
+  kBF16,
   kF8E4M3,  ///< one byte an element; the 128x128 block scales are a tensor of their own (MatrixView::scales)
-  kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1,
-  kQ2K, kQ3K, kQ4K, kQ5K, kQ6K,
-  kIQ4NL, kIQ4XS, kMXFP4,
-  kU8, kI8, kI16, kI32, kI64, kF64,  ///< read for metadata tensors; no arithmetic on them
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ2K,
+  kQ3K,
+  kQ4K,
+  kQ5K,
+  kQ6K,
+  kIQ4NL,
+  kIQ4XS,
+  kMXFP4,
+  kU8,
+  kI8,
+  kI16,
+  kI32,
+  kI64,
+  kF64,  ///< read for metadata tensors; no arithmetic on them
   kCount
 };
 
 /// One row of the table. Sizes follow the GGUF definition of each block.
 struct FormatInfo {
   Format format;
-  std::string_view name;   ///< as users write it: "Q4_K", "BF16"
-  int block_elements;      ///< numbers in a block
-  int block_bytes;         ///< bytes of a block
-  int ggml_type;           ///< type number in GGUF files, -1 if GGUF has none
+  std::string_view name;               ///< as users write it: "Q4_K", "BF16"
+  int block_elements;                  ///< numbers in a block
+  int block_bytes;                     ///< bytes of a block
+  int ggml_type;                       ///< type number in GGUF files, -1 if GGUF has none
   std::string_view safetensors_dtype;  ///< dtype in safetensors files, "" if none
   /// Both null for formats without arithmetic. n is a multiple of block_elements. kF8E4M3 here is without scales.
   void (*dequantize)(const std::byte* blocks, float* out, int64_t n);
-  /// The scalar formats keep NaN and infinity as far as they have them (scalars.h). Block formats read NaN as 0 and infinity as the
-  /// largest float of its sign; numbers past what a block can hold saturate. An all-zero block is stored as zeros.
+  /// The scalar formats keep NaN and infinity as far as they have them (scalars.h). Block formats read NaN as 0 and
+  /// infinity as the largest float of its sign; numbers past what a block can hold saturate. An all-zero block is
+  /// stored as zeros.
   void (*quantize)(const float* in, std::byte* blocks, int64_t n);
 };
 

@@ -1,5 +1,5 @@
-// Bar: every checkpoint of the fixtures meets its golden outputs at full budget and with the fewest slots, and every block
-// format dequantises exactly. One line a checkpoint and budget; the figure on the last line.
+// Bar: every checkpoint of the fixtures meets its golden outputs at full budget and with the fewest slots, and every
+// block format dequantises exactly. One line a checkpoint and budget; the figure on the last line.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,10 +20,12 @@ int check_formats(int& total) {
     const auto blocks = fixtures() / "quant" / (std::string(info.name) + ".bin");
     if (!std::filesystem::exists(blocks)) continue;
     ++total;
-    const std::string packed = read_text_file(blocks), expected = read_text_file(fixtures() / "quant" / (std::string(info.name) + ".f32"));
+    const std::string packed = read_text_file(blocks),
+                      expected = read_text_file(fixtures() / "quant" / (std::string(info.name) + ".f32"));
     std::vector<float> values(packed.size() / size_t(info.block_bytes) * size_t(info.block_elements));
     info.dequantize(reinterpret_cast<const std::byte*>(packed.data()), values.data(), int64_t(values.size()));
-    const bool exact = values.size() * 4 == expected.size() && std::memcmp(values.data(), expected.data(), expected.size()) == 0;
+    const bool exact =
+        values.size() * 4 == expected.size() && std::memcmp(values.data(), expected.data(), expected.size()) == 0;
     fmt::print("{:<34} {}\n", fmt::format("quant/{}", info.name), exact ? "exact" : "DIFFERS");
     right += exact;
   }
@@ -46,8 +48,8 @@ int main() try {
   int formats = 0;
   const int exact = check_formats(formats);
   const bool ok = passed == runs && runs >= 64 && exact == formats && formats >= 13;
-  fmt::print("bar fixtures: {}: {}/{} runs right, worst logit error {:.2f} of the tolerance, {}/{} formats exact\n", ok ? "ok" : "SHORT", passed,
-             runs, worst, exact, formats);
+  fmt::print("bar fixtures: {}: {}/{} runs right, worst logit error {:.2f} of the tolerance, {}/{} formats exact\n",
+             ok ? "ok" : "SHORT", passed, runs, worst, exact, formats);
   return ok ? 0 : 1;
 } catch (const ef::Error& error) {
   fmt::print(stderr, "bar fixtures: {}\n", error.what());

@@ -1,7 +1,7 @@
-// One Backend object per device: memory, streams, events, asynchronous copies, and the ops that the forward pass is made of.
-// Pointers in op arguments are in the backend's memory. Shapes are row-major, outermost first; floats are float32 unless a
-// MatrixView says otherwise. Ops are queued on a stream; the CPU backend has finished when the call returns.
-// Contract (tests/contract/): a row's result does not depend on the other rows of the call.
+// One Backend object per device: memory, streams, events, asynchronous copies, and the ops that the forward pass is
+// made of. Pointers in op arguments are in the backend's memory. Shapes are row-major, outermost first; floats are
+// float32 unless a MatrixView says otherwise. Ops are queued on a stream; the CPU backend has finished when the call
+// returns. Contract (tests/contract/): a row's result does not depend on the other rows of the call.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +27,9 @@ class Buffer {
   ~Buffer();
   std::byte* data() const { return data_; }
   template <class T>
-  T* as() const { return reinterpret_cast<T*>(data_); }
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
   uint64_t size() const { return size_; }
   explicit operator bool() const { return data_ != nullptr; }
 
@@ -71,13 +73,14 @@ struct HeadLinearArgs {
   int64_t rows = 0;
   int heads = 0;
   const float* x = nullptr;
-  int64_t x_row_stride = 0, x_head_stride = 0;      ///< in floats
+  int64_t x_row_stride = 0, x_head_stride = 0;  ///< in floats
   float* out = nullptr;
   int64_t out_row_stride = 0, out_head_stride = 0;  ///< in floats
 };
 
 /// Rotates dims [offset, offset + rotary) of every head of x[rows, heads, head_dim] in place.
-/// Pairs are (i, i + rotary/2), or (2i, 2i + 1) when interleaved. cos, sin: [rows, rotary/2], magnitude scaling included.
+/// Pairs are (i, i + rotary/2), or (2i, 2i + 1) when interleaved. cos, sin: [rows, rotary/2], magnitude scaling
+/// included.
 struct RopeArgs {
   int64_t rows = 0;
   int heads = 0, head_dim = 0, offset = 0, rotary = 0;
@@ -103,13 +106,14 @@ struct KvView {
 /// Rows of a ragged batch: prefill chunks and decode rows of several sequences, each row a token.
 struct BatchView {
   int64_t rows = 0;
-  const int32_t* position = nullptr;  ///< [rows] index of the token in its sequence
-  const int32_t* sequence = nullptr;  ///< [rows] row of block_table
+  const int32_t* position = nullptr;     ///< [rows] index of the token in its sequence
+  const int32_t* sequence = nullptr;     ///< [rows] row of block_table
   const int32_t* block_table = nullptr;  ///< [sequences, max_blocks] block ids; -1 for blocks released behind a window
   int max_blocks = 0;
 };
 
-/// Writes keys and values of the batch's rows to their places. k: [rows, kv_heads, k_dim], v: [rows, kv_heads, v_dim] or null.
+/// Writes keys and values of the batch's rows to their places. k: [rows, kv_heads, k_dim], v: [rows, kv_heads, v_dim]
+/// or null.
 struct StoreKvArgs {
   KvView kv;
   BatchView batch;
@@ -117,8 +121,8 @@ struct StoreKvArgs {
   const float* v = nullptr;
 };
 
-/// out[rows, heads, v_dim] = softmax(scale * q k^T, sinks) v over the cached positions p with p <= position and, if window > 0,
-/// p > position - window. sinks[heads]: an extra logit a head, without a value (gpt-oss).
+/// out[rows, heads, v_dim] = softmax(scale * q k^T, sinks) v over the cached positions p with p <= position and, if
+/// window > 0, p > position - window. sinks[heads]: an extra logit a head, without a value (gpt-oss).
 struct AttentionArgs {
   KvView kv;
   BatchView batch;
@@ -145,19 +149,20 @@ struct RouterArgs {
   int experts = 0, top_k = 0;
   const float* logits = nullptr;          ///< [rows, experts], router bias included
   const float* selection_bias = nullptr;  ///< [experts] or null
-  int groups = 1, top_groups = 1;         ///< group-limited routing if groups > 1: experts outside the best groups are masked with -inf
+  int groups = 1,
+      top_groups = 1;  ///< group-limited routing if groups > 1: experts outside the best groups are masked with -inf
   GroupScore group_score = GroupScore::kMax;
-  bool renormalise = false;               ///< weights divided by their sum (plus renormalise_eps)
+  bool renormalise = false;  ///< weights divided by their sum (plus renormalise_eps)
   float renormalise_eps = 0.f;
-  float scale = 1.f;                      ///< factor on the weights, after renormalisation
-  float jitter_eps = 0.01f;               ///< sparsemixer's threshold (router_jitter_noise)
-  int32_t* ids = nullptr;                 ///< [rows, top_k]
-  float* weights = nullptr;               ///< [rows, top_k]
+  float scale = 1.f;         ///< factor on the weights, after renormalisation
+  float jitter_eps = 0.01f;  ///< sparsemixer's threshold (router_jitter_noise)
+  int32_t* ids = nullptr;    ///< [rows, top_k]
+  float* weights = nullptr;  ///< [rows, top_k]
 };
 
 enum class ActivationKind : uint8_t {
-  kSilu,    ///< silu(gate) * up
-  kGelu,    ///< gelu_erf(gate) * up
+  kSilu,  ///< silu(gate) * up
+  kGelu,  ///< gelu_erf(gate) * up
   kGeluTanh,
   kClampedSwiglu  ///< gpt-oss: g = min(gate, limit), u = clamp(up, +-limit): (u + 1) * g * sigmoid(alpha * g)
 };
@@ -186,7 +191,8 @@ struct ExpertGroup {
   ExpertView expert;
   std::span<const int32_t> assignments;
 };
-/// out[a] = down(act(gate(x[a / top_k]), up(x[a / top_k]))) for every assignment of every group; other rows of out untouched.
+/// out[a] = down(act(gate(x[a / top_k]), up(x[a / top_k]))) for every assignment of every group; other rows of out
+/// untouched.
 struct ExpertsArgs {
   Activation activation;
   int64_t hidden = 0, ffn = 0;
@@ -205,13 +211,28 @@ struct CombineArgs {
 };
 
 enum class Op : uint8_t {
-  kEmbed, kNorm, kLinear, kHeadLinear, kRope, kStoreKv, kAttention, kRoute, kActivation, kExperts, kCombine, kAddScaled, kGatedAdd, kScale, kClamp, kCopy2d
+  kEmbed,
+  kNorm,
+  kLinear,
+  kHeadLinear,
+  kRope,
+  kStoreKv,
+  kAttention,
+  kRoute,
+  kActivation,
+  kExperts,
+  kCombine,
+  kAddScaled,
+  kGatedAdd,
+  kScale,
+  kClamp,
+  kCopy2d
 };
 
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual std::string_view name() const = 0;  ///< "cpu", "cuda:0"
+  virtual std::string_view name() const = 0;    ///< "cpu", "cuda:0"
   virtual std::string description() const = 0;  ///< for logs: instruction set and threads, or the device's name
   /// Refused at load, not in the loop: an op on a format that this returns false for.
   virtual bool supports(Op op, Format format) const = 0;
@@ -240,7 +261,8 @@ class Backend {
   virtual void scale(Stream&, float* x, float factor, int64_t n) = 0;
   virtual void clamp(Stream&, float* x, float low, float high, int64_t n) = 0;
   /// dst[r * dst_stride + i] = src[r * src_stride + i] for r < rows, i < width (strides in floats)
-  virtual void copy_2d(Stream&, float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t width, int64_t rows) = 0;
+  virtual void copy_2d(Stream&, float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t width,
+                       int64_t rows) = 0;
 };
 
 }  // namespace ef

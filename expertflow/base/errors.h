@@ -1,4 +1,5 @@
-// Exceptions typed by cause. Thrown where the cause is known, mapped once to an exit code (apps) or HTTP status (server).
+// Exceptions typed by cause. Thrown where the cause is known, mapped once to an exit code (apps) or HTTP status
+// (server).
 #pragma once
 #include <fmt/format.h>
 
@@ -43,15 +44,15 @@ template <class E, class... Args>
 }  // namespace ef
 
 /// Always on: for data from outside (files, requests, flags). The message names what was expected and what was found.
-#define EF_CHECK(condition, ErrorType, ...)              \
-  do {                                                   \
+#define EF_CHECK(condition, ErrorType, ...)               \
+  do {                                                    \
     if (!(condition)) ::ef::fail<ErrorType>(__VA_ARGS__); \
   } while (0)
 
 /// Invariants of our own code: on in debug builds, never reachable by user input.
 #ifdef EF_DEBUG
-#define EF_DCHECK(condition) \
-  do {                       \
+#define EF_DCHECK(condition)                                                  \
+  do {                                                                        \
     if (!(condition)) ::ef::invariant_failed(#condition, __FILE__, __LINE__); \
   } while (0)
 #else

@@ -31,13 +31,14 @@ void FileSource::read(uint64_t offset, std::span<std::byte> out) const {
     if (n < 0 && errno == EINTR) continue;
     EF_CHECK(n >= 0, DeviceError, "{}: reading {} bytes at offset {} failed: {}", name_, out.size(), offset,
              std::strerror(errno));
-    EF_CHECK(n != 0, DeviceError, "{}: short read at offset {}: expected {} bytes, found {} (file has {})", name_, offset,
-             out.size(), done, size_);
+    EF_CHECK(n != 0, DeviceError, "{}: short read at offset {}: expected {} bytes, found {} (file has {})", name_,
+             offset, out.size(), done, size_);
     done += size_t(n);
   }
 }
 
-MemorySource::MemorySource(std::string name, std::span<const std::byte> bytes) : name_(std::move(name)), bytes_(bytes) {}
+MemorySource::MemorySource(std::string name, std::span<const std::byte> bytes)
+    : name_(std::move(name)), bytes_(bytes) {}
 
 void MemorySource::read(uint64_t offset, std::span<std::byte> out) const {
   EF_CHECK(offset <= bytes_.size() && out.size() <= bytes_.size() - offset, DeviceError,
@@ -48,7 +49,8 @@ void MemorySource::read(uint64_t offset, std::span<std::byte> out) const {
 
 std::string read_text_file(const std::filesystem::path& path, uint64_t max_bytes) {
   FileSource file(path);
-  EF_CHECK(file.size() <= max_bytes, ModelError, "{}: expected at most {} bytes, found {}", file.name(), max_bytes, file.size());
+  EF_CHECK(file.size() <= max_bytes, ModelError, "{}: expected at most {} bytes, found {}", file.name(), max_bytes,
+           file.size());
   std::string text(file.size(), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
   return text;

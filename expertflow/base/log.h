@@ -18,13 +18,21 @@ class Log {
   Log(LogLevel level, Sink sink);
 
   template <class... Args>
-  void debug(fmt::format_string<Args...> f, Args&&... args) const { write(LogLevel::kDebug, f, std::forward<Args>(args)...); }
+  void debug(fmt::format_string<Args...> f, Args&&... args) const {
+    write(LogLevel::kDebug, f, std::forward<Args>(args)...);
+  }
   template <class... Args>
-  void info(fmt::format_string<Args...> f, Args&&... args) const { write(LogLevel::kInfo, f, std::forward<Args>(args)...); }
+  void info(fmt::format_string<Args...> f, Args&&... args) const {
+    write(LogLevel::kInfo, f, std::forward<Args>(args)...);
+  }
   template <class... Args>
-  void warn(fmt::format_string<Args...> f, Args&&... args) const { write(LogLevel::kWarning, f, std::forward<Args>(args)...); }
+  void warn(fmt::format_string<Args...> f, Args&&... args) const {
+    write(LogLevel::kWarning, f, std::forward<Args>(args)...);
+  }
   template <class... Args>
-  void error(fmt::format_string<Args...> f, Args&&... args) const { write(LogLevel::kError, f, std::forward<Args>(args)...); }
+  void error(fmt::format_string<Args...> f, Args&&... args) const {
+    write(LogLevel::kError, f, std::forward<Args>(args)...);
+  }
 
  private:
   template <class... Args>

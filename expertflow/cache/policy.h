@@ -1,5 +1,6 @@
-// An eviction policy only orders. The cache owns slots and pins: it feeds whole layer events in order, asks for ranked victims,
-// and skips those that are pinned. Single-threaded (the cache's lock), deterministic (clock and seed injected).
+// An eviction policy only orders. The cache owns slots and pins: it feeds whole layer events in order, asks for ranked
+// victims, and skips those that are pinned. Single-threaded (the cache's lock), deterministic (clock and seed
+// injected).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,7 +14,8 @@
 
 namespace ef {
 
-/// All experts that one layer of one step asked for, at once (one-at-a-time replay inflates recency policies by 27-29 % misses).
+/// All experts that one layer of one step asked for, at once (one-at-a-time replay inflates recency policies by 27-29 %
+/// misses).
 struct AccessEvent {
   uint64_t step = 0;
   LayerId layer = 0;
@@ -35,18 +37,19 @@ class EvictionPolicy {
   virtual void on_evict(ExpertKey key) = 0;
   /// Experts predicted to be needed soon, with probabilities; a policy may protect them. Default: ignored.
   virtual void on_prediction(std::span<const std::pair<ExpertKey, float>> /*ranked*/) {}
-  /// All residents, the one to go first in front. `current` is the layer being run (layers behind it come around latest).
+  /// All residents, the one to go first in front. `current` is the layer being run (layers behind it come around
+  /// latest).
   virtual void rank_victims(LayerId current, std::vector<ExpertKey>& out) = 0;
   virtual PolicyCounters counters() const = 0;
 };
 
 struct PolicyContext {
-  int layers = 0;            ///< decoder layers of the model
+  int layers = 0;  ///< decoder layers of the model
   const Clock* clock = nullptr;
   uint64_t seed = 0;
 };
 struct PolicyInfo {
-  std::string_view name;     ///< as the flag takes it: "lru", "lfu", "lfru", "least-stale"
+  std::string_view name;  ///< as the flag takes it: "lru", "lfu", "lfru", "least-stale"
   std::string_view summary;
   std::unique_ptr<EvictionPolicy> (*make)(const PolicyContext&);
 };

@@ -25,7 +25,10 @@ TEST(ThreadPool, VisitsEveryIndexOnce) {
 
 TEST(ThreadPool, RethrowsTheFirstExceptionAndStaysUsable) {
   ThreadPool pool(3);
-  EXPECT_THROW(pool.parallel_for(100, 1, [](int64_t b, int64_t, int) { if (b == 50) throw std::runtime_error("x"); }),
+  EXPECT_THROW(pool.parallel_for(100, 1,
+                                 [](int64_t b, int64_t, int) {
+                                   if (b == 50) throw std::runtime_error("x");
+                                 }),
                std::runtime_error);
   std::atomic<int> count{0};
   pool.parallel_for(10, 1, [&](int64_t, int64_t, int) { ++count; });

@@ -92,7 +92,9 @@ struct Layout {
 };
 using Chosen = std::optional<std::vector<size_t>>;
 
-TEST(Victims, NobodyLeavesWhileAHoleIsLargeEnough) { EXPECT_EQ(Layout("00..1").choose(2), Chosen(std::vector<size_t>{})); }
+TEST(Victims, NobodyLeavesWhileAHoleIsLargeEnough) {
+  EXPECT_EQ(Layout("00..1").choose(2), Chosen(std::vector<size_t>{}));
+}
 
 TEST(Victims, EqualSlotsCostOneVictim) {
   EXPECT_EQ(Layout("11002233").choose(2), Chosen({{0}}));

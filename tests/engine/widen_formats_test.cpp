@@ -139,7 +139,7 @@ Answers answers(const fs::path& model) {
   options.all_resident = true;
   options.ctx_size = 128;
   options.max_logit_rows = 64;
-  options.kv_type = KvType::kF32;
+  options.cache_type_k = options.cache_type_v = "f32";
   options.threads = 2;
   Engine engine(open_model(model), options, log);
   const std::vector<TokenId> prompt = read_golden(source_folder() / "golden.safetensors")[2].ids;

@@ -60,6 +60,18 @@ Rows describe(const StepContext& c, const Batch& batch) {
   return rows;
 }
 
+// Room for all pieces, or for none.
+void reserve(KvCache& kv, const Batch& batch) {
+  size_t done = 0;
+  try {
+    for (; done < batch.pieces.size(); ++done)
+      kv.reserve(batch.pieces[done].sequence, int64_t(batch.pieces[done].tokens.size()));
+  } catch (...) {
+    while (done-- > 0) kv.unreserve(batch.pieces[done].sequence);
+    throw;
+  }
+}
+
 std::vector<BatchView> group_views(const StepContext& c, int64_t rows) {
   std::vector<BatchView> views;
   for (int g = 0; g < c.kv.groups(); ++g)
@@ -102,7 +114,7 @@ std::span<const float> forward(StepContext& c, const Batch& batch) {
   const Config& config = c.model.config;
   const Rows rows = describe(c, batch);
   const int64_t n = int64_t(rows.tokens.size());
-  for (const auto& piece : batch.pieces) c.kv.reserve(piece.sequence, int64_t(piece.tokens.size()));
+  reserve(c.kv, batch);
 
   c.rope.fill(rows.position, rows.rope_length, c.state.cos, c.state.sin);
   c.backend.copy_to_device(c.state.position, rows.position.data(), uint64_t(n) * 4, c.stream);

@@ -135,6 +135,18 @@ void KvCache::reserve(SequenceId sequence, int64_t tokens) {
   }
 }
 
+void KvCache::unreserve(SequenceId sequence) {
+  const int64_t used = divide_up(sequences_[size_t(sequence)].length, options_.block_tokens);
+  for (Group& g : groups_) {
+    int32_t* row = g.table.data() + size_t(sequence) * size_t(g.max_blocks);
+    for (int64_t b = used; b < g.max_blocks; ++b) {
+      if (row[b] < 0) continue;
+      g.free.push_back(row[b]);
+      row[b] = -1;
+    }
+  }
+}
+
 void KvCache::advance(SequenceId sequence, int64_t tokens) {
   Sequence& s = sequences_[size_t(sequence)];
   s.length += tokens;

@@ -38,6 +38,8 @@ class KvCache {
   /// Makes room for positions [length, length + tokens). RequestError with the counts if the pool is full; nothing is
   /// taken then.
   void reserve(SequenceId sequence, int64_t tokens);
+  /// Gives back what was reserved beyond the sequence's length: a step that will not happen.
+  void unreserve(SequenceId sequence);
   /// After the step: the sequence holds `tokens` more; blocks behind a window go back to the pool.
   void advance(SequenceId sequence, int64_t tokens);
 

@@ -30,9 +30,15 @@ void check(const EngineOptions& o) {
   EF_CHECK(o.parallel >= 1, ConfigError, "parallel: expected at least 1, found {}", o.parallel);
   EF_CHECK(o.ubatch >= 1, ConfigError, "ubatch-size: expected at least 1, found {}", o.ubatch);
   EF_CHECK(o.batch_size >= 1, ConfigError, "batch-size: expected at least 1, found {}", o.batch_size);
-  EF_CHECK(o.ctx_size >= -1, ConfigError, "ctx-size: expected -1 or more, found {}", o.ctx_size);
-  EF_CHECK(o.io_threads >= 1, ConfigError, "io-threads: expected at least 1, found {}", o.io_threads);
-  EF_CHECK(o.threads >= 0, ConfigError, "threads: expected 0 or more, found {}", o.threads);
+  // Positions are 32-bit, and so are sums of a few of them.
+  constexpr int64_t kMaxContext = 1 << 30;
+  constexpr int kMaxThreads = 4096;
+  EF_CHECK(o.ctx_size >= -1 && o.ctx_size <= kMaxContext, ConfigError, "ctx-size: expected -1 to {}, found {}",
+           kMaxContext, o.ctx_size);
+  EF_CHECK(o.io_threads >= 1 && o.io_threads <= kMaxThreads, ConfigError, "io-threads: expected 1 to {}, found {}",
+           kMaxThreads, o.io_threads);
+  EF_CHECK(o.threads >= 0 && o.threads <= kMaxThreads, ConfigError, "threads: expected 0 to {}, found {}", kMaxThreads,
+           o.threads);
   EF_CHECK(o.cache_type_k == o.cache_type_v, ConfigError,
            "cache-type-v: keys and values are cached in one type, found {} and {}", o.cache_type_k, o.cache_type_v);
   EF_CHECK(o.offload_device == "disk", ConfigError,
@@ -135,9 +141,16 @@ std::span<const float> Engine::step(const Batch& batch) {
 }
 
 void Engine::set_expert_memory(const std::string& budget) {
-  options_.expert_memory = budget;
-  tiers_.reset();
-  build_experts(0);
+  const std::string before = options_.expert_memory;
+  tiers_.reset();  // before the new one: never both
+  try {
+    options_.expert_memory = budget;
+    build_experts(0);
+  } catch (...) {
+    options_.expert_memory = before;
+    build_experts(0);
+    throw;
+  }
 }
 
 ExpertStats Engine::expert_stats() const {

@@ -55,6 +55,7 @@ class Engine {
   void set_observer(StepObserver* observer) { observer_ = observer; }
 
   /// Replaces the experts' tier by one with another budget ("50%", bytes, "min"); statistics restart. Between steps.
+  /// ConfigError if it cannot work; the budget before stays then.
   void set_expert_memory(const std::string& budget);
   ExpertStats expert_stats() const;
 

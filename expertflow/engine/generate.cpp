@@ -9,8 +9,12 @@ namespace ef {
 
 namespace {
 
-bool rope_depends_on_length(const RopeConfig& rope) {
-  return rope.kind == RopeKind::kDynamic || rope.kind == RopeKind::kLongrope;
+// Whether a sequence that may reach `a` tokens is rotated as one that may reach `b` (dynamic and longrope differ).
+bool same_rotation(const Config& c, int64_t a, int64_t b) {
+  if (a == b || c.rope.kind == RopeKind::kNone) return true;
+  const RopeFrequencies of_a = rope_frequencies(c.rope, c.context_length, a);
+  const RopeFrequencies of_b = rope_frequencies(c.rope, c.context_length, b);
+  return of_a.inv_freq == of_b.inv_freq && of_a.magnitude == of_b.magnitude;
 }
 
 double now() { return seconds(SteadyClock().now()); }
@@ -26,8 +30,7 @@ int64_t Generator::reuse(const GenerateRequest& request) {
       request.max_tokens < 0 ? context : std::min(context, int64_t(prompt.size()) + request.max_tokens);
   const bool continues =
       sequence_ && held_.size() < prompt.size() && std::equal(held_.begin(), held_.end(), prompt.begin());
-  const bool same_rotation = wanted <= rope_length_ || !rope_depends_on_length(engine_.config().rope);
-  if (continues && same_rotation) return int64_t(held_.size());
+  if (continues && same_rotation(engine_.config(), wanted, rope_length_)) return int64_t(held_.size());
   sequence_.reset();
   held_.clear();
   rope_length_ = wanted;
@@ -49,12 +52,19 @@ std::span<const float> Generator::feed_prompt(const GenerateRequest& request) {
   return logits;
 }
 
-GenerateResult Generator::generate(const GenerateRequest& request, const OnText& on_text) {
-  const int64_t context = engine_.context_length(), prompt_tokens = int64_t(request.prompt.size());
+void Generator::check_prompt(int64_t prompt_tokens) const {
+  const int64_t context = engine_.context_length();
   EF_CHECK(prompt_tokens > 0, RequestError, "expected a prompt of at least one token, found none");
   EF_CHECK(prompt_tokens < context, RequestError,
            "the prompt has {} tokens, this model's maximum context length is {} tokens (--ctx-size): no room to answer",
            prompt_tokens, context);
+}
+
+GenerateResult Generator::generate(const GenerateRequest& request, const OnText& on_text) {
+  const int64_t context = engine_.context_length(), prompt_tokens = int64_t(request.prompt.size());
+  check_prompt(prompt_tokens);
+  const int64_t room = context - prompt_tokens;
+  const int64_t max_tokens = request.max_tokens < 0 ? room : std::min(request.max_tokens, room);
   Sampler sampler(request.sampler, engine_.config().vocab);
   TextStream stream(request.stop);
   GenerateResult result;
@@ -76,7 +86,7 @@ GenerateResult Generator::generate(const GenerateRequest& request, const OnText&
     result.prompt_seconds = decode_start - start;
     std::vector<TokenId> history = request.prompt;
     result.finish = GenerateResult::Finish::kLength;
-    while (request.max_tokens < 0 || int64_t(result.tokens.size()) < request.max_tokens) {
+    while (int64_t(result.tokens.size()) < max_tokens) {
       const TokenId token = sampler.sample(logits, history).token;
       result.tokens.push_back(token);
       history.push_back(token);
@@ -95,7 +105,7 @@ GenerateResult Generator::generate(const GenerateRequest& request, const OnText&
         result.finish = GenerateResult::Finish::kCancelled;
         break;
       }
-      if (sequence_->length() >= context || int64_t(result.tokens.size()) == request.max_tokens) break;
+      if (int64_t(result.tokens.size()) == max_tokens) break;
       logits = sequence_->feed(std::span(result.tokens).last(1));
       held_.push_back(token);
     }

@@ -15,7 +15,7 @@ namespace ef {
 
 struct GenerateRequest {
   std::vector<TokenId> prompt;  ///< at least one token
-  int64_t max_tokens = -1;      ///< negative: until the context is full
+  int64_t max_tokens = -1;      ///< negative: until prompt and answer fill the context
   SamplerConfig sampler;
   std::vector<std::string> stop;  ///< never shown; matched over text, across tokens
   bool ignore_eos = false;
@@ -37,6 +37,9 @@ class Generator {
  public:
   /// tokenizer may be null (ids in, ids out; text stays empty). Both must outlive the generator.
   Generator(Engine& engine, const Tokenizer* tokenizer) : engine_(engine), tokenizer_(tokenizer) {}
+
+  /// RequestError with the counts where a prompt of so many tokens is empty or leaves no room to answer.
+  void check_prompt(int64_t prompt_tokens) const;
 
   /// Called with text as it can be shown; returning false cancels after the token.
   using OnText = std::function<bool(std::string_view)>;

@@ -5,6 +5,7 @@
 
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/sequence.h"
+#include "expertflow/text/sampler.h"
 
 namespace ef {
 
@@ -33,7 +34,8 @@ double negative_log_likelihood(std::span<const float> logits, TokenId token) {
 // Feeds one window; logits of row i score token i + 1.
 void score_window(Engine& engine, std::span<const TokenId> window, int64_t first_scored, PerplexityResult& result) {
   const int64_t vocab = engine.config().vocab;
-  const int64_t rows = std::min<int64_t>(engine.options().ubatch, engine.options().max_logit_rows);
+  const EngineOptions& o = engine.options();
+  const int64_t rows = std::min<int64_t>(o.ubatch, o.max_logit_rows > 0 ? o.max_logit_rows : o.parallel);
   Sequence sequence(engine, int64_t(window.size()));
   const int64_t inputs = int64_t(window.size()) - 1;
   for (int64_t begin = 0; begin < inputs;) {
@@ -48,8 +50,9 @@ void score_window(Engine& engine, std::span<const TokenId> window, int64_t first
     const auto logits = engine.step(batch);
     if (scores)
       for (int64_t i = begin; i < end; ++i) {
-        const double nll =
-            negative_log_likelihood(logits.subspan(size_t((i - begin) * vocab), size_t(vocab)), window[size_t(i + 1)]);
+        const auto row = logits.subspan(size_t((i - begin) * vocab), size_t(vocab));
+        check_logits(row);
+        const double nll = negative_log_likelihood(row, window[size_t(i + 1)]);
         result.nll_sum += nll;
         result.nll_square_sum += nll * nll;
         ++result.scored;

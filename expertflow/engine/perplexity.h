@@ -24,7 +24,8 @@ struct PerplexityResult {
   double standard_error() const;  ///< of the perplexity
 };
 
-/// Scores tokens [first_scored, window) of every whole window. RequestError if the stream is shorter than one window.
+/// Scores tokens [first_scored, window) of every whole window. RequestError if the stream is shorter than one window,
+/// or a logit is not finite.
 /// after_window(result so far, windows in all) may be empty; returning false ends early.
 PerplexityResult perplexity(Engine& engine, std::span<const TokenId> tokens, const PerplexityOptions& options,
                             const std::function<bool(const PerplexityResult&, int64_t)>& after_window = {});

@@ -53,6 +53,10 @@ std::vector<Trace> run(Engine& engine, const VerifyOptions& o, int batch, int ch
           f += n;
           if (f == prompt.size()) piece.logits = Batch::Piece::Logits::kLast;
         } else if (int(traces[p].tokens.size()) < o.tokens) {
+          if (room == 0) {
+            busy = true;
+            continue;
+          }
           const size_t i = traces[p].tokens.size() - 1;
           last[p - begin] = {teacher ? (*teacher)[p].tokens[i] : traces[p].tokens[i]};
           piece.tokens = last[p - begin];
@@ -152,7 +156,11 @@ VerifyReport verify(const std::filesystem::path& model, const VerifyOptions& ask
   o.engine.parallel = std::max(o.engine.parallel, 4);
   int64_t need = 0;
   for (const auto& p : o.prompts) need = std::max(need, int64_t(p.size()) + o.tokens);
-  o.engine.ctx_size = std::max(o.engine.ctx_size, 4 * (need + 64));
+  const int64_t least = 4 * (need + 64);  // four sequences at once
+  if (o.engine.ctx_size >= 0) o.engine.ctx_size = context_tokens(o.engine.ctx_size, open_model(model)->config);
+  EF_CHECK(o.engine.ctx_size < 0 || o.engine.ctx_size >= least, ConfigError,
+           "ctx-size: these prompts need at least {} tokens, found {}", least, o.engine.ctx_size);
+  o.engine.ctx_size = std::max(o.engine.ctx_size, least);
   o.engine.max_logit_rows = o.engine.parallel;
 
   VerifyReport report;
@@ -166,13 +174,17 @@ VerifyReport verify(const std::filesystem::path& model, const VerifyOptions& ask
     Engine engine(open_model(model), o.engine, log);
     for (const Plan& plan : kPlans) {
       if (plan.budget != engine.options().expert_memory) engine.set_expert_memory(plan.budget);
+      if (o.before_runs) o.before_runs(engine);
       VerifyCheck check;
       check.name = describe(engine, plan);
+      const ExpertStats before = engine.expert_stats();
       const auto found = run(engine, o, plan.batch, plan.chunk);
       if (expected.empty()) expected = found;
       compare(expected, found, 0, check);
       if (!finite(found)) check.passed = false, check.detail = "logits are not finite";
-      check.hit_rate = engine.expert_stats().hit_rate();
+      ExpertStats stats = engine.expert_stats();
+      stats.hits -= before.hits, stats.misses -= before.misses;
+      check.hit_rate = stats.hit_rate();
       add(std::move(check));
     }
   }
@@ -185,7 +197,10 @@ VerifyReport verify(const std::filesystem::path& model, const VerifyOptions& ask
     Engine engine(open_model(model), reference, log);
     VerifyCheck check;
     check.name = "float32 reference ops, every expert resident";
-    compare(expected, run(engine, o, 1, 0, &expected), 1e-3, check);
+    if (o.before_runs) o.before_runs(engine);
+    const auto found = run(engine, o, 1, 0, &expected);
+    compare(expected, found, 1e-3, check);
+    if (!finite(found)) check.passed = false, check.detail = "logits are not finite";
     add(std::move(check));
   }
   return report;

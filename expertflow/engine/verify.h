@@ -10,10 +10,12 @@
 namespace ef {
 
 struct VerifyOptions {
-  EngineOptions engine;                       ///< parallel and ubatch are raised to what the checks need
+  EngineOptions engine;                       ///< parallel is raised to what the checks need; budgets are their own
   std::vector<std::vector<TokenId>> prompts;  ///< at least 4; make_prompts() gives seeded ones
   int tokens = 32;                            ///< greedy tokens a prompt
   bool reference = true;                      ///< also run the float32 reference ops
+  /// Called for every engine and budget before its runs: tests put in faults that must be found. May be empty.
+  std::function<void(Engine&)> before_runs;
 };
 
 struct VerifyCheck {

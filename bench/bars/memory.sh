@@ -38,6 +38,6 @@ for share in 25 50 100; do
   figures+=("$share %: $(mib $peak) of $(mib $bound) MiB")
 done
 [ -n "$text" ] || { echo "bar memory: SHORT: no text was written"; exit 1; }
-IFS=,
+IFS=";"
 echo "bar memory: $status: model of $(mib "$size") MiB; ${figures[*]}"
 [ "$status" = ok ]

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "expertflow/base/errors.h"
+#include "expertflow/base/io.h"
 
 namespace ef::cli {
 
@@ -58,6 +59,14 @@ std::unique_ptr<Engine> load_engine(const CommonOptions& common, const EngineOpt
            human_bytes(plan.resident_bytes), human_bytes(plan.kv_bytes), engine->context_length(),
            human_bytes(plan.scratch_bytes));
   return engine;
+}
+
+std::string read_named_file(const char* flag, const std::string& path, uint64_t max_bytes) {
+  try {
+    return read_text_file(path, max_bytes);
+  } catch (const ModelError& error) {
+    fail<ConfigError>("{}: {}", flag, error.what());
+  }
 }
 
 std::vector<TokenId> parse_token_ids(const std::string& text, const char* flag) {

@@ -45,6 +45,9 @@ class Progress {
 /// Opens, plans, loads; prints the memory plan on the log.
 std::unique_ptr<Engine> load_engine(const CommonOptions& common, const EngineOptions& options, const Log& log);
 
+/// A file that a flag names; ConfigError naming the flag if it cannot be read.
+std::string read_named_file(const char* flag, const std::string& path, uint64_t max_bytes = 256u << 20);
+
 /// "1,2,3" as ids; ConfigError naming the field otherwise.
 std::vector<TokenId> parse_token_ids(const std::string& text, const char* flag);
 

@@ -66,27 +66,28 @@ std::string layout_text(const ExpertLayout& layout) {
 }
 
 // Budgets that people ask about, and the one that was asked for.
-Json budgets(const ModelFiles& files, const std::string& asked) {
+Json budgets(const ModelFiles& files, const std::string& asked, uint64_t kv_bytes) {
   Json rows = Json::array();
-  const uint64_t total = files.store->total_bytes();
+  const CacheGeometry geometry = geometry_of(*files.store, int(files.config.layers.size()));
+  BudgetFacts facts = budget_facts(geometry);
+  facts.weights_bytes = files.binding.resident_bytes, facts.kv_bytes = kv_bytes;
+  const uint64_t total = facts.expert_bytes;
   const auto add = [&](const std::string& name, uint64_t bytes) {
     // Layers differ in slot size: the largest gives a number that fits whatever the routing asks for.
-    uint64_t slots = bytes >= total ? UINT64_MAX : bytes / std::max<uint64_t>(1, files.store->max_slot_bytes());
+    const uint64_t slots =
+        bytes >= total ? UINT64_MAX : geometry.pool_bytes(bytes) / std::max<uint64_t>(1, facts.largest_slot);
     int64_t experts = 0;
     for (const auto& layer : files.store->layers()) experts += int64_t(layer.experts.size());
-    const bool works = bytes >= files.store->max_slot_bytes();
+    const bool works = bytes >= facts.largest_slot;
     rows.push_back({{"budget", name},
                     {"bytes", bytes},
                     {"experts_that_fit", std::min<uint64_t>(slots, uint64_t(experts))},
                     {"of", experts},
                     {"works", works}});
   };
-  for (int percent : {10, 25, 50, 100}) add(fmt::format("{}%", percent), total / 100 * uint64_t(percent));
-  if (!asked.empty()) {
-    const BudgetRequest request = parse_budget(asked);
-    const BudgetFacts facts = budget_facts(geometry_of(*files.store, int(files.config.layers.size())));
-    add(asked, resolve_budget(request, facts, read_memory_info()).bytes);
-  }
+  for (int percent : {10, 25, 50, 100})
+    add(fmt::format("{}%", percent), uint64_t(double(total) * double(percent) / 100));
+  if (!asked.empty()) add(asked, resolve_budget(parse_budget(asked), facts, read_memory_info()).bytes);
   return rows;
 }
 
@@ -134,7 +135,11 @@ Json describe(const ModelFiles& files, const InspectCommand& o) {
         {{"from_layer", layer.layer}, {"slot_bytes", layer.layout.bytes}, {"parts", layout_text(layer.layout)}});
   }
   json["expert_layouts"] = layouts;
-  json["budgets"] = budgets(files, o.budget);
+  json["budgets"] = budgets(files, o.budget, json["kv_bytes_at_context"]);
+  if (o.tensors)
+    for (const TensorInfo& t : files.checkpoint.directory.tensors())
+      json["tensors"].push_back(
+          {{"name", t.name}, {"format", format_info(t.format).name}, {"shape", t.shape}, {"bytes", t.bytes}});
   return json;
 }
 
@@ -172,10 +177,11 @@ int run_inspect(const InspectCommand& o) {
   o.common.check();
   const auto files = open_model(o.common.model);
   const Json json = describe(*files, o);
-  if (o.json)
+  if (o.json) {
     fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace));
-  else
-    print_text(json, *files);
+    return 0;
+  }
+  print_text(json, *files);
   if (o.tensors)
     for (const TensorInfo& t : files->checkpoint.directory.tensors())
       fmt::print("tensor           {} {} {} {}\n", t.name, format_info(t.format).name, t.shape_text(),

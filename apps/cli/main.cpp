@@ -1,6 +1,8 @@
 // expertflow: text on stdout, everything else on stderr; exit code by the kind of error.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <string>
+#include <string_view>
 
 #include "apps/cli/commands.h"
 #include "apps/cli/options_cli11.h"
@@ -19,6 +21,13 @@ int complain(const char* what, int code) {
   return code;
 }
 
+// CLI11 only says that a subcommand is missing.
+bool known_command(std::string_view name) {
+  for (const auto& command : ef::cli::kCommands)
+    if (name == command.name) return true;
+  return false;
+}
+
 int parse_and_run(int argc, char** argv) {
   CLI::App app{
       "Runs Mixture-of-Experts models that are larger than the memory they run in.\n"
@@ -29,6 +38,12 @@ int parse_and_run(int argc, char** argv) {
   app.failure_message(CLI::FailureMessage::simple);
   int exit_code = 0;
   for (const auto& command : ef::cli::kCommands) command.add(app, exit_code);
+  if (argc > 1 && argv[1][0] != '-' && !known_command(argv[1])) {
+    std::string known;
+    for (const auto& command : ef::cli::kCommands) known += (known.empty() ? "" : ", ") + std::string(command.name);
+    return complain(("unknown command \"" + std::string(argv[1]) + "\": expected one of " + known).c_str(),
+                    ExitCodes::kConfig);
+  }
   std::vector<std::string> arguments = ef::cli::with_long_names(argc, argv);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {

@@ -11,8 +11,19 @@ std::vector<std::string> with_long_names(int argc, char** argv) {
       {"-sys", "--system-prompt"}, {"-ctk", "--cache-type-k"},       {"-ctv", "--cache-type-v"},
       {"-st", "--single-turn"},    {"-sysf", "--system-prompt-file"}};
   // What follows one of these is text, whatever it looks like.
-  static const std::set<std::string> kTakesText = {
-      "-p", "--prompt", "-r", "--reverse-prompt", "-sys", "--system-prompt", "--chat-template"};
+  static const std::set<std::string> kTakesText = {"-p",
+                                                   "--prompt",
+                                                   "-r",
+                                                   "--reverse-prompt",
+                                                   "-sys",
+                                                   "--system-prompt",
+                                                   "--chat-template",
+                                                   "-f",
+                                                   "--file",
+                                                   "-m",
+                                                   "--model",
+                                                   "--chat-template-file",
+                                                   "--chat-template-kwargs"};
   std::vector<std::string> out;
   for (int i = 1; i < argc; ++i) {
     const auto it = kNames.find(argv[i]);

@@ -4,7 +4,6 @@
 #include "apps/cli/common.h"
 #include "apps/cli/options_cli11.h"
 #include "expertflow/base/errors.h"
-#include "expertflow/base/io.h"
 #include "expertflow/engine/text_model.h"
 
 namespace ef::cli {
@@ -68,16 +67,24 @@ std::vector<TokenId> tokenise_documents(const Tokenizer& tokenizer, std::string_
 int run_perplexity(const PerplexityCommand& o) {
   o.common.check();
   EF_CHECK(!o.file.empty(), ConfigError, "--file: expected a text file, found none");
-  EF_CHECK(o.chunk >= 2, ConfigError, "--chunk: expected at least 2, found {}", o.chunk);
+  constexpr int64_t kMaxChunk = 1 << 30;
+  EF_CHECK(o.chunk >= 2 && o.chunk < kMaxChunk, ConfigError, "--chunk: expected 2 to {}, found {}", kMaxChunk - 1,
+           o.chunk);
+  EF_CHECK(o.chunks >= 0, ConfigError, "--chunks: expected 0 or more, found {}", o.chunks);
+  EF_CHECK(o.max_bytes >= 0, ConfigError, "--max-bytes: expected 0 or more, found {}", o.max_bytes);
+  EF_CHECK(o.first_scored < 0 || o.documents.empty(), ConfigError,
+           "--first-scored: has no effect with --documents, whose windows are scored from the first token");
+  EF_CHECK(o.min_document == PerplexityCommand().min_document || !o.documents.empty(), ConfigError,
+           "--min-document: has an effect only with --documents");
   const auto log = o.common.make_log();
-  std::string text = read_text_file(o.file, 1ull << 30);
+  std::string text = read_named_file("--file", o.file, 1ull << 30);
   if (o.max_bytes > 0) text.resize(std::min(text.size(), size_t(o.max_bytes)));
 
   PerplexityOptions options;
   options.window = o.chunk, options.max_windows = o.chunks, options.first_scored = o.first_scored;
   if (!o.documents.empty()) options.window = o.chunk + 1, options.stride = o.chunk, options.first_scored = 1;
   EngineOptions engine_options = o.engine;
-  engine_options.ctx_size = options.window;
+  if (engine_options.ctx_size == -1) engine_options.ctx_size = options.window;
   engine_options.parallel = 1;
   auto files = open_model(o.common.model);
   engine_options.max_logit_rows = perplexity_logit_rows(files->config.vocab, engine_options.ubatch);

@@ -10,7 +10,6 @@
 #include "apps/cli/options_cli11.h"
 #include "apps/cli/sampling_options.h"
 #include "expertflow/base/errors.h"
-#include "expertflow/base/io.h"
 #include "expertflow/engine/generate.h"
 #include "expertflow/engine/text_model.h"
 
@@ -76,6 +75,7 @@ class Runner {
  public:
   explicit Runner(const RunCommand& o) : o_(o), log_(o.common.make_log()) {
     auto files = open_model(o.common.model);
+    gguf_ = files->checkpoint.kind == Checkpoint::Kind::kGguf;
     tokenizer_ = load_tokenizer(files->checkpoint, o.tokenizer_pre);
     if (tokenizer_) tokenizer_ = tokenizer_->with_eog(files->config.eos);
     templates_ = load_chat_templates(files->checkpoint);
@@ -116,7 +116,11 @@ class Runner {
       refuse(o_.ignore_eos, "--ignore-eos", why);
       refuse(o_.special, "--special", why);
       refuse(o_.conversation, "--conversation", why);
+      refuse(o_.no_display_prompt, "--no-display-prompt", why);
+      refuse(!o_.tokenizer_pre.empty(), "--tokenizer-pre", why);
     }
+    refuse(!o_.tokenizer_pre.empty() && !gguf_, "--tokenizer-pre", "has an effect only on GGUF files");
+    refuse(chatting() && o_.no_display_prompt, "--no-display-prompt", "has no effect in a conversation");
     if (!chatting()) {
       const char* why = "has an effect only in a conversation (--conversation)";
       refuse(!o_.system_prompt.empty(), "--system-prompt", why);
@@ -173,7 +177,7 @@ class Runner {
   std::string prompt_text() const {
     EF_CHECK(o_.prompt.empty() || o_.file.empty(), ConfigError,
              "--prompt and --file: expected one of them, found both");
-    if (!o_.file.empty()) return read_text_file(o_.file);
+    if (!o_.file.empty()) return read_named_file("--file", o_.file);
     if (!o_.prompt.empty()) return o_.prompt;
     return {std::istreambuf_iterator<char>(std::cin), {}};
   }
@@ -184,6 +188,7 @@ class Runner {
     if (ids.empty() && tokenizer_->bos()) ids = {*tokenizer_->bos()};
     EF_CHECK(!ids.empty(), ConfigError, "--prompt: expected a prompt of at least one token, found none");
     load();
+    generator_->check_prompt(int64_t(ids.size()));
     if (!o_.no_display_prompt) print_out(text);
     return exit_code(generate(std::move(ids)));
   }
@@ -192,7 +197,8 @@ class Runner {
     EF_CHECK(o_.chat_template.empty() || o_.chat_template_file.empty(), ConfigError,
              "--chat-template and --chat-template-file: expected one of them");
     if (!o_.chat_template.empty()) return ChatTemplate(o_.chat_template);
-    if (!o_.chat_template_file.empty()) return ChatTemplate(read_text_file(o_.chat_template_file));
+    if (!o_.chat_template_file.empty())
+      return ChatTemplate(read_named_file("--chat-template-file", o_.chat_template_file));
     EF_CHECK(!templates_.empty(), ConfigError,
              "{}: the model brings no chat template; give one with --chat-template-file, or a prompt with --prompt",
              o_.common.model);
@@ -202,8 +208,6 @@ class Runner {
   int chat() {
     const ChatTemplate chat_template = chosen_template();
     EF_CHECK(chat_template.error().empty(), RequestError, "chat template: {}", chat_template.error());
-    load();
-    log_->info("chat: an empty line or Ctrl-D ends it, Ctrl-C stops an answer");
     ChatInput input;
     input.special_tokens = special_token_texts(*tokenizer_);
     if (!o_.chat_template_kwargs.empty()) {
@@ -213,6 +217,8 @@ class Runner {
     }
     if (!o_.system_prompt.empty()) input.messages.push_back({{"role", "system"}, {"content", o_.system_prompt}});
     std::string message = o_.prompt.empty() && o_.file.empty() ? "" : prompt_text();
+    load();
+    log_->info("chat: an empty line or Ctrl-D ends it, Ctrl-C stops an answer");
     for (;;) {
       if (message.empty()) {
         std::fputs("> ", stderr);
@@ -230,6 +236,7 @@ class Runner {
 
   const RunCommand& o_;
   std::unique_ptr<Log> log_;
+  bool gguf_ = false;
   std::optional<Tokenizer> tokenizer_;
   ChatTemplates templates_;
   SamplerConfig sampler_;

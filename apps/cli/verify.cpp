@@ -71,7 +71,10 @@ void add_verify(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("verify", "Prove that tokens do not depend on budget, batch or chunking");
   bind_options(*command, options->common);
   bind_options(*command, *options);
-  bind_options(*command, options->engine);
+  // Budgets are what is verified: the flag would have no effect.
+  options->engine.for_each([bind = Binder(*command), &engine = options->engine](auto& member, const OptionInfo& info) {
+    if (static_cast<const void*>(&member) != static_cast<const void*>(&engine.expert_memory)) bind(member, info);
+  });
   command->callback([options, &exit_code] { exit_code = run_verify(*options); });
 }
 

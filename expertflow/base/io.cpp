@@ -11,6 +11,12 @@
 
 namespace ef {
 
+namespace {
+int64_t modification_time(const struct stat& st) {
+  return int64_t(st.st_mtim.tv_sec) * 1'000'000'000 + st.st_mtim.tv_nsec;
+}
+}  // namespace
+
 FileSource::FileSource(const std::filesystem::path& path) : name_(path.string()) {
   fd_ = ::open(name_.c_str(), O_RDONLY | O_CLOEXEC);
   EF_CHECK(fd_ >= 0, ModelError, "{}: cannot open: {}", name_, std::strerror(errno));
@@ -20,6 +26,7 @@ FileSource::FileSource(const std::filesystem::path& path) : name_(path.string())
     fail<ModelError>("{}: expected a regular file", name_);
   }
   size_ = uint64_t(st.st_size);
+  modified_ = modification_time(st);
 }
 
 FileSource::~FileSource() { ::close(fd_); }
@@ -35,6 +42,12 @@ void FileSource::read(uint64_t offset, std::span<std::byte> out) const {
              offset, out.size(), done, size_);
     done += size_t(n);
   }
+  // After the bytes: a change during the read is seen too.
+  struct stat st {};
+  EF_CHECK(::fstat(fd_, &st) == 0, DeviceError, "{}: cannot stat: {}", name_, std::strerror(errno));
+  EF_CHECK(modification_time(st) == modified_ && uint64_t(st.st_size) == size_, DeviceError,
+           "{}: the file has changed since it was opened ({} bytes then, {} now): its bytes belong to another model",
+           name_, size_, st.st_size);
 }
 
 MemorySource::MemorySource(std::string name, std::span<const std::byte> bytes)

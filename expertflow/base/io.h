@@ -19,7 +19,8 @@ class ByteSource {
   virtual void read(uint64_t offset, std::span<std::byte> out) const = 0;
 };
 
-/// A file read with pread. Throws ModelError if it cannot be opened.
+/// A file read with pread. Throws ModelError if it cannot be opened. A file that was written to or replaced in place
+/// since it was opened is no longer the model that was checked: reads are refused with DeviceError from then on.
 class FileSource final : public ByteSource {
  public:
   explicit FileSource(const std::filesystem::path& path);
@@ -33,6 +34,7 @@ class FileSource final : public ByteSource {
  private:
   std::string name_;
   uint64_t size_ = 0;
+  int64_t modified_ = 0;  ///< st_mtim in nanoseconds
   int fd_ = -1;
 };
 

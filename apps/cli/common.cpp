@@ -53,6 +53,7 @@ std::unique_ptr<Engine> load_engine(const CommonOptions& common, const EngineOpt
                                          [progress](uint64_t done, uint64_t total) { (*progress)(done, total); });
   progress.reset();
   const MemoryPlan& plan = engine->plan();
+  for (const std::string& note : engine->config().notes) log.warn("{}", note);
   log.info("{}: {} layers, {} experts a layer, top-{}; {}", engine->config().arch, engine->config().layers.size(),
            engine->config().router.experts, engine->config().router.top_k, engine->backend().description());
   log.info("memory: {}, other weights {}, KV cache {} for {} tokens, scratch {}", plan.explanation,

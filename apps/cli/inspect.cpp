@@ -66,11 +66,12 @@ std::string layout_text(const ExpertLayout& layout) {
 }
 
 // Budgets that people ask about, and the one that was asked for.
-Json budgets(const ModelFiles& files, const std::string& asked, uint64_t kv_bytes) {
+Json budgets(const ModelFiles& files, const std::string& asked, int64_t ctx_size) {
   Json rows = Json::array();
   const CacheGeometry geometry = geometry_of(*files.store, int(files.config.layers.size()));
-  BudgetFacts facts = budget_facts(geometry);
-  facts.weights_bytes = files.binding.resident_bytes, facts.kv_bytes = kv_bytes;
+  EngineOptions options;
+  options.ctx_size = ctx_size;
+  const BudgetFacts facts = budget_facts_of(files, plan_memory(files, options));
   const uint64_t total = facts.expert_bytes;
   const auto add = [&](const std::string& name, uint64_t bytes) {
     // Layers differ in slot size: the largest gives a number that fits whatever the routing asks for.
@@ -135,7 +136,7 @@ Json describe(const ModelFiles& files, const InspectCommand& o) {
         {{"from_layer", layer.layer}, {"slot_bytes", layer.layout.bytes}, {"parts", layout_text(layer.layout)}});
   }
   json["expert_layouts"] = layouts;
-  json["budgets"] = budgets(files, o.budget, json["kv_bytes_at_context"]);
+  json["budgets"] = budgets(files, o.budget, o.ctx_size);
   if (o.tensors)
     for (const TensorInfo& t : files.checkpoint.directory.tensors())
       json["tensors"].push_back(

@@ -7,7 +7,10 @@
 #include <cstdio>
 #include <fstream>
 #include <string>
+#include <system_error>
 #include <utility>
+
+#include "expertflow/base/errors.h"
 
 namespace ef {
 
@@ -33,10 +36,18 @@ int available_processors() {
 }
 
 ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : available_processors()) {
-  for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error& error) {
+    const size_t started = threads_.size();
+    stop();
+    fail<ConfigError>("threads: {} were asked for, the system gave {}: {}", size_, started + 1, error.what());
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;

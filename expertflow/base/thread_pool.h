@@ -13,6 +13,7 @@ namespace ef {
 class ThreadPool {
  public:
   /// threads: total including the caller; 0 means the number of processors this process may use.
+  /// ConfigError if the system gives fewer threads.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -26,6 +27,7 @@ class ThreadPool {
   void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t, int)>& body);
 
  private:
+  void stop();
   void work(int worker);
   void run_ranges(int worker);
 

@@ -88,11 +88,7 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
   options_.ubatch = std::min(options_.ubatch, options_.batch_size);
   const Config& c = files_->config;
   const KvOptions kv = kv_options(c, options_);
-  plan_.resident_bytes = files_->binding.resident_bytes;
-  plan_.kv_bytes = KvCache::bytes_for(c, kv);
-  plan_.scratch_bytes =
-      State::bytes_for(c, options_.ubatch, logit_rows(options_)) + CachedExpertsOptions{}.scratch_bytes;
-  plan_.expert_total = files_->store->total_bytes();
+  plan_ = plan_memory(*files_, options_);
   check_kv_cap(options_, kv.max_tokens, plan_.kv_bytes, read_memory_info());
   if (kv.max_tokens > c.context_length)
     log_.warn("a context of {} tokens is longer than the {} that the model was made for", kv.max_tokens,
@@ -102,7 +98,7 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
   backend_ = make_cpu_backend(*pool_, parse_isa(options_.isa));
   stream_ = backend_->make_stream();
   // Experts first: a budget that cannot work is refused before anything is read.
-  build_experts(plan_.resident_bytes + plan_.kv_bytes + plan_.scratch_bytes);
+  build_experts(false);
   model_ = std::make_unique<Model>();
   model_->config = c;
   model_->weights = load_weights(c, files_->binding, files_->checkpoint.directory, *backend_, progress);
@@ -113,16 +109,40 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
 
 Engine::~Engine() = default;
 
-void Engine::build_experts(uint64_t still_to_take) {
+BudgetFacts budget_facts_of(const ModelFiles& files, const MemoryPlan& plan) {
+  BudgetFacts facts = budget_facts(geometry_of(*files.store, int(files.config.layers.size())));
+  facts.weights_bytes = plan.resident_bytes;
+  facts.kv_bytes = plan.kv_bytes;
+  facts.scratch_bytes = plan.scratch_bytes;
+  return facts;
+}
+
+MemoryPlan plan_memory(const ModelFiles& files, const EngineOptions& o) {
+  const Config& c = files.config;
+  MemoryPlan plan;
+  plan.resident_bytes = files.binding.resident_bytes;
+  plan.kv_bytes = KvCache::bytes_for(c, kv_options(c, o));
+  uint64_t staging = 0;
+  for (const LayerExperts& layer : files.store->layers())
+    staging = std::max(staging, files.store->staging_bytes({layer.layer, 0}));
+  const int threads = o.threads > 0 ? o.threads : available_processors();
+  const int64_t context = context_tokens(o.ctx_size, c);
+  plan.scratch_bytes = State::bytes_for(c, o.ubatch, logit_rows(o)) + CachedExpertsOptions{}.scratch_bytes +
+                       staging * uint64_t(o.io_threads) +
+                       cpu_scratch_bytes(threads, c.heads, c.latent ? 1 : c.kv_heads, context);
+  plan.expert_total = files.store->total_bytes();
+  return plan;
+}
+
+void Engine::build_experts(bool rest_is_taken) {
   auto tiers = std::make_unique<Tiers>();
   if (options_.all_resident) {
     tiers->all_resident = make_all_resident(files_->config, *files_->store, *backend_);
     plan_.expert_budget = plan_.expert_total;
     plan_.explanation = "every expert resident";
   } else {
-    const int layers = int(files_->config.layers.size());
-    BudgetFacts facts = budget_facts(geometry_of(*files_->store, layers));
-    facts.weights_bytes = still_to_take;
+    BudgetFacts facts = budget_facts_of(*files_, plan_);
+    if (rest_is_taken) facts.weights_bytes = facts.kv_bytes = facts.scratch_bytes = 0;
     const Budget budget = resolve_budget(parse_budget(options_.expert_memory), facts, read_memory_info());
     plan_.expert_budget = budget.bytes;
     plan_.explanation = budget.explanation;
@@ -136,6 +156,8 @@ void Engine::build_experts(uint64_t still_to_take) {
 }
 
 std::span<const float> Engine::step(const Batch& batch) {
+  EF_CHECK(tiers_ != nullptr, DeviceError,
+           "the experts' memory was given up and could not be had again; load the model anew");
   StepContext context{*model_, *rope_, *backend_, *stream_, tiers_->experts(), *kv_, *state_, observer_};
   return forward(context, batch);
 }
@@ -145,17 +167,17 @@ void Engine::set_expert_memory(const std::string& budget) {
   tiers_.reset();  // before the new one: never both
   try {
     options_.expert_memory = budget;
-    build_experts(0);
+    build_experts(true);
   } catch (...) {
     options_.expert_memory = before;
-    build_experts(0);
+    build_experts(true);
     throw;
   }
 }
 
 ExpertStats Engine::expert_stats() const {
   ExpertStats stats;
-  if (!tiers_->tier) return stats;
+  if (!tiers_ || !tiers_->tier) return stats;
   const CacheStats cache = tiers_->tier->cache().stats();
   const CachedExpertsStats experts = tiers_->tier->experts().stats();
   stats.hits = cache.hits;

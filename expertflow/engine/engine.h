@@ -9,6 +9,7 @@
 #include "expertflow/base/log.h"
 #include "expertflow/base/thread_pool.h"
 #include "expertflow/engine/engine_options.h"
+#include "expertflow/engine/memory_budget.h"
 #include "expertflow/engine/model_files.h"
 #include "expertflow/model/model.h"
 
@@ -26,6 +27,11 @@ struct MemoryPlan {
   uint64_t expert_total = 0;   ///< all routed experts
   std::string explanation;     ///< how the budget came about
 };
+
+/// What an engine with these options will take beside experts, from headers alone; expert_budget is left 0.
+MemoryPlan plan_memory(const ModelFiles& files, const EngineOptions& options);
+/// The same as the numbers that a budget is resolved against.
+BudgetFacts budget_facts_of(const ModelFiles& files, const MemoryPlan& plan);
 
 struct ExpertStats {
   uint64_t hits = 0, misses = 0;  ///< distinct experts a layer event asked for: resident, or not
@@ -60,7 +66,7 @@ class Engine {
   ExpertStats expert_stats() const;
 
  private:
-  void build_experts(uint64_t still_to_take);
+  void build_experts(bool rest_is_taken);
   EngineOptions options_;
   const Log& log_;
   SteadyClock clock_;

@@ -9,14 +9,6 @@ namespace ef {
 
 namespace {
 
-// Whether a sequence that may reach `a` tokens is rotated as one that may reach `b` (dynamic and longrope differ).
-bool same_rotation(const Config& c, int64_t a, int64_t b) {
-  if (a == b || c.rope.kind == RopeKind::kNone) return true;
-  const RopeFrequencies of_a = rope_frequencies(c.rope, c.context_length, a);
-  const RopeFrequencies of_b = rope_frequencies(c.rope, c.context_length, b);
-  return of_a.inv_freq == of_b.inv_freq && of_a.magnitude == of_b.magnitude;
-}
-
 double now() { return seconds(SteadyClock().now()); }
 
 }  // namespace
@@ -25,16 +17,13 @@ double now() { return seconds(SteadyClock().now()); }
 // holds.
 int64_t Generator::reuse(const GenerateRequest& request) {
   const auto& prompt = request.prompt;
-  const int64_t context = engine_.context_length();
-  const int64_t wanted =
-      request.max_tokens < 0 ? context : std::min(context, int64_t(prompt.size()) + request.max_tokens);
   const bool continues =
       sequence_ && held_.size() < prompt.size() && std::equal(held_.begin(), held_.end(), prompt.begin());
-  if (continues && same_rotation(engine_.config(), wanted, rope_length_)) return int64_t(held_.size());
+  if (continues) return int64_t(held_.size());
   sequence_.reset();
   held_.clear();
-  rope_length_ = wanted;
-  sequence_ = std::make_unique<Sequence>(engine_, wanted);
+  // Rope kinds that depend on length go by the context, not by what is asked: tokens must not depend on max_tokens.
+  sequence_ = std::make_unique<Sequence>(engine_, engine_.context_length());
   return 0;
 }
 

@@ -54,7 +54,6 @@ class Generator {
   const Tokenizer* tokenizer_;
   std::unique_ptr<Sequence> sequence_;
   std::vector<TokenId> held_;  ///< tokens in the sequence's KV
-  int64_t rope_length_ = 0;
 };
 
 }  // namespace ef

@@ -1,4 +1,8 @@
 // Phi-3.5-MoE: LayerNorm with bias, biases everywhere, sparsemixer routing, longrope with its own magnitudes.
+#include <fmt/format.h>
+
+#include <cmath>
+
 #include "expertflow/model/arch_common.h"
 #include "expertflow/model/gguf_config.h"
 #include "expertflow/model/hf_config.h"
@@ -68,6 +72,21 @@ Config from_hf(const nlohmann::json& json, const nlohmann::json& generation) {
   return out;
 }
 
+// Converters write longrope's general magnitude, sqrt(1 + ln(factor) / ln(original)), and drop the checkpoint's own
+// short_mscale and long_mscale. The published model of these lengths has one value for both.
+void set_magnitudes(Config& out) {
+  constexpr double kPublished = 1.243163121016122;
+  RopeConfig& rope = out.rope;
+  const bool published =
+      rope.kind == RopeKind::kLongrope && rope.original_max_positions == 4096 && out.context_length == 131072;
+  if (!published) return;
+  const double general = std::sqrt(1 + std::log(rope.factor) / std::log(double(rope.original_max_positions)));
+  if (rope.attention_factor && std::fabs(*rope.attention_factor - general) > 1e-3) return;
+  rope.short_mscale = rope.long_mscale = kPublished;
+  out.notes.push_back(
+      fmt::format("the file has no short_mscale and long_mscale: {} is used, as Phi-3.5-MoE has it", kPublished));
+}
+
 Config from_gguf(const GgufMetadata& metadata, const TensorDirectory& directory) {
   GgufKeys keys(metadata);
   const char* eps =
@@ -78,6 +97,7 @@ Config from_gguf(const GgufMetadata& metadata, const TensorDirectory& directory)
       keys.integer(keys.has("expert_feed_forward_length") ? "expert_feed_forward_length" : "feed_forward_length");
   int window = keys.integer_or("attention.sliding_window", 0);
   for (LayerConfig& layer : out.layers) layer.window = window;
+  set_magnitudes(out);
   return out;
 }
 

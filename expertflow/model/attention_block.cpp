@@ -43,13 +43,13 @@ void grouped_query(Site& s) {
   c.backend.linear(c.stream, {s.w.q, s.w.q_bias, s.rows(), st.normed, st.q});
   c.backend.linear(c.stream, {s.w.k, s.w.k_bias, s.rows(), st.normed, st.k});
   c.backend.linear(c.stream, {s.w.v, s.w.v_bias, s.rows(), st.normed, st.v});
+  qk_norm(s, st.q, s.w.q_norm, config.heads);
+  qk_norm(s, st.k, s.w.k_norm, config.kv_heads);
   if (config.clip_qkv > 0) {
     c.backend.clamp(c.stream, st.q, -config.clip_qkv, config.clip_qkv, s.rows() * s.w.q.rows);
     c.backend.clamp(c.stream, st.k, -config.clip_qkv, config.clip_qkv, s.rows() * s.w.k.rows);
     c.backend.clamp(c.stream, st.v, -config.clip_qkv, config.clip_qkv, s.rows() * s.w.v.rows);
   }
-  qk_norm(s, st.q, s.w.q_norm, config.heads);
-  qk_norm(s, st.k, s.w.k_norm, config.kv_heads);
   rope(s, st.q, config.heads, config.head_dim, 0);
   rope(s, st.k, config.kv_heads, config.head_dim, 0);
   attend(s, st.q, st.k, st.v);

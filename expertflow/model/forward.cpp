@@ -36,6 +36,15 @@ void check(const StepContext& c, const Batch& batch) {
            c.state.max_rows, rows);
   EF_CHECK(batch.logit_rows() <= c.state.max_logit_rows, RequestError,
            "a step gives logits of at most {} tokens, asked {}", c.state.max_logit_rows, batch.logit_rows());
+  std::vector<SequenceId> sequences;
+  for (const auto& piece : batch.pieces) {
+    EF_CHECK(c.kv.is_open(piece.sequence), RequestError, "a step names sequence {}, which is not open", piece.sequence);
+    sequences.push_back(piece.sequence);
+  }
+  std::sort(sequences.begin(), sequences.end());
+  const auto twice = std::adjacent_find(sequences.begin(), sequences.end());
+  EF_CHECK(twice == sequences.end(), RequestError, "a step names sequence {} twice: its rows must be one piece",
+           *twice);
   for (const auto& piece : batch.pieces)
     for (TokenId id : piece.tokens)
       EF_CHECK(id >= 0 && id < c.model.config.vocab, RequestError, "token id {} is outside the vocabulary of {}", id,

@@ -32,6 +32,9 @@ class KvCache {
   /// all of the sequence's tokens, so that chunking and decoding rotate alike. RequestError if all sequences are taken.
   SequenceId open(int64_t rope_length);
   void close(SequenceId sequence);
+  bool is_open(SequenceId sequence) const {
+    return sequence >= 0 && size_t(sequence) < sequences_.size() && sequences_[size_t(sequence)].open;
+  }
   int64_t length(SequenceId sequence) const { return sequences_[size_t(sequence)].length; }
   int64_t rope_length(SequenceId sequence) const { return sequences_[size_t(sequence)].rope_length; }
 

@@ -1,5 +1,7 @@
 #include "expertflow/model/latent_common.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "expertflow/base/errors.h"
@@ -48,6 +50,23 @@ Config latent_from_hf(std::string_view arch, const HfJson& config, const nlohman
   return out;
 }
 
+namespace {
+
+// Files made before converters wrote the group keys: what the published checkpoints of these sizes have.
+void read_groups(Config& out, const GgufKeys& keys, bool v3) {
+  out.router.groups = keys.integer_or("expert_group_count", 1);
+  out.router.top_groups = keys.integer_or("expert_group_used_count", out.router.groups);
+  if (keys.has("expert_group_count")) return;
+  if (v3 && out.router.experts == 256) out.router.groups = 8, out.router.top_groups = 4;   // DeepSeek-V3, R1
+  if (!v3 && out.router.experts == 160) out.router.groups = 8, out.router.top_groups = 3;  // DeepSeek-V2
+  if (out.router.groups > 1)
+    out.notes.push_back(
+        fmt::format("{} is absent: routing limited to {} of {} groups, as DeepSeek models with {} experts have it",
+                    keys.key("expert_group_count"), out.router.top_groups, out.router.groups, out.router.experts));
+}
+
+}  // namespace
+
 Config latent_from_gguf(std::string_view arch, const GgufKeys& keys, const TensorDirectory& directory) {
   LatentConfig latent;
   latent.q_lora = keys.integer_or("attention.q_lora_rank", 0);
@@ -75,8 +94,7 @@ Config latent_from_gguf(std::string_view arch, const GgufKeys& keys, const Tenso
            keys.key("expert_shared_count"), keys.integer_or("expert_shared_count", 0), out.expert_ffn);
   out.shared_ffn = int(shared);
   gguf_leading_dense(out, keys);
-  out.router.groups = keys.integer_or("expert_group_count", 1);
-  out.router.top_groups = keys.integer_or("expert_group_used_count", out.router.groups);
+  read_groups(out, keys, arch == "deepseek_v3");
   out.router.renormalise_eps = 1e-20f;
   return out;
 }

@@ -1,4 +1,7 @@
 // The one table of architectures: to add one, write arch_<name>.cpp and add its row here.
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <string>
 
 #include "expertflow/base/errors.h"
@@ -82,14 +85,37 @@ const Architecture& find_architecture(const Checkpoint& checkpoint) {
   return checkpoint.kind == Checkpoint::Kind::kGguf ? find_gguf(checkpoint) : find_hf(checkpoint);
 }
 
+namespace {
+
+// Multi-token-prediction layers follow the decoder's in the file. Checkpoints derived from DeepSeek-V3 and GLM-4.5 may
+// lack the key that counts them and still hold their tensors.
+void count_predict_layers(Config& config, const Architecture& arch, const TensorDirectory& directory) {
+  if (config.skipped_layers > 0 || (arch.name != "deepseek_v3" && arch.name != "glm4_moe")) return;
+  const auto holds = [&](size_t layer) {
+    const std::string prefix = fmt::format("model.layers.{}.", layer);
+    return std::any_of(directory.tensors().begin(), directory.tensors().end(),
+                       [&](const TensorInfo& t) { return t.name.starts_with(prefix); });
+  };
+  while (holds(config.layers.size() + size_t(config.skipped_layers))) ++config.skipped_layers;
+  if (config.skipped_layers > 0)
+    config.notes.push_back(fmt::format(
+        "num_nextn_predict_layers is absent: {} layers after the decoder's {} are skipped as multi-token prediction",
+        config.skipped_layers, config.layers.size()));
+}
+
+}  // namespace
+
 Config read_config(const Architecture& arch, const Checkpoint& checkpoint) {
   if (checkpoint.kind == Checkpoint::Kind::kGguf) {
     Config out = arch.from_gguf(checkpoint.gguf.metadata, checkpoint.directory);
+    if (out.router.score == RouterScore::kSigmoid && !out.selection_bias)
+      out.notes.push_back("no exp_probs_b tensor: experts are selected by their scores alone");
     validate(out, checkpoint.gguf.metadata.file);
     return out;
   }
   try {
     Config out = arch.from_hf(checkpoint.config, checkpoint.generation_config);
+    count_predict_layers(out, arch, checkpoint.directory);
     validate(out, "config.json");
     return out;
   } catch (const ModelError& error) {

@@ -27,7 +27,6 @@ void for_each_buffer(const Config& c, int64_t rows, int64_t logit_rows, State* s
   if (c.latent) {
     f(&State::q_lora, rows * c.latent->q_lora);
     f(&State::latent, rows * lora);
-    f(&State::k_rope, rows * rope);
     f(&State::q_latent, rows * heads * (lora + rope));
     f(&State::heads_out, rows * heads * c.latent->v_dim);
   }

@@ -24,7 +24,6 @@ struct State {
   float* attn = nullptr;            ///< [T, heads * v_dim]; latent: [T, heads * kv_lora]
   float* q_lora = nullptr;          ///< [T, q_lora]
   float* latent = nullptr;          ///< [T, kv_lora]
-  float* k_rope = nullptr;          ///< [T, rope]
   float* q_latent = nullptr;        ///< [T, heads * (kv_lora + rope)]
   float* heads_out = nullptr;       ///< [T, heads * v_dim], latent only
   float* ffn_gate = nullptr;        ///< [T, max(dense_ffn, shared_ffn)]

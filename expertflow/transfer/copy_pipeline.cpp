@@ -1,6 +1,7 @@
 #include "expertflow/transfer/copy_pipeline.h"
 
 #include <algorithm>
+#include <system_error>
 
 #include "expertflow/base/errors.h"
 
@@ -10,10 +11,19 @@ CopyPipeline::CopyPipeline(const ExpertReader& reader, ExpertCache& cache, const
                            CopyPipelineOptions options)
     : reader_(reader), cache_(cache), clock_(clock), options_(std::move(options)) {
   EF_CHECK(options_.workers >= 1, ConfigError, "copy pipeline: expected at least 1 reader, found {}", options_.workers);
-  for (int i = 0; i < options_.workers; ++i) threads_.emplace_back([this] { work(); });
+  try {
+    for (int i = 0; i < options_.workers; ++i) threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error& error) {
+    const size_t started = threads_.size();
+    stop();
+    fail<ConfigError>("copy pipeline: {} readers were asked for, the system gave {} threads: {}", options_.workers,
+                      started, error.what());
+  }
 }
 
-CopyPipeline::~CopyPipeline() {
+CopyPipeline::~CopyPipeline() { stop(); }
+
+void CopyPipeline::stop() {
   std::deque<Copy> left;
   {
     const std::lock_guard lock(mutex_);
@@ -97,7 +107,7 @@ void CopyPipeline::copy(const Copy& job, std::vector<std::byte>& staging) {
     bandwidth_.begin(clock_.now());
   }
   std::exception_ptr error;
-  uint64_t retries = 0;
+  uint64_t retries = 0, bytes = 0;
   for (int attempt = 0; attempt <= options_.retries; ++attempt) {
     if (attempt > 0) {
       ++retries;
@@ -105,6 +115,7 @@ void CopyPipeline::copy(const Copy& job, std::vector<std::byte>& staging) {
     }
     try {
       reader_.fill(job.key, job.slot, staging);
+      bytes = reader_.file_bytes(job.key);
       error = nullptr;
       break;
     } catch (const DeviceError&) {
@@ -114,7 +125,6 @@ void CopyPipeline::copy(const Copy& job, std::vector<std::byte>& staging) {
       break;
     }
   }
-  const uint64_t bytes = error ? 0 : reader_.file_bytes(job.key);
   {
     const std::lock_guard lock(mutex_);
     bandwidth_.end(clock_.now(), bytes);

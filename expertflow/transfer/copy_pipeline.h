@@ -60,6 +60,7 @@ class CopyPipeline {
   CopyStats stats() const;
 
  private:
+  void stop();
   void work();
   void copy(const Copy& job, std::vector<std::byte>& staging);
   void at(std::string_view point, ExpertKey key) const {

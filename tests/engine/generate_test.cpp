@@ -237,6 +237,20 @@ TEST_F(GenerateTest, F13_AContinuedPromptWithRopeThatDependsOnLength) {
   }
 }
 
+// What is generated does not depend on how much was asked for, whatever the rope.
+TEST_F(GenerateTest, F13_TokensDoNotDependOnMaxTokens) {
+  for (const char* name : {"mixtral-rope-dynamic", "phimoe-longrope"}) {
+    const std::vector<TokenId> prompt(goldens(name)[1].ids);
+    const auto few_engine = engine_of(name), many_engine = engine_of(name);
+    Generator few(*few_engine, nullptr), many(*many_engine, nullptr);
+    const auto short_answer = few.generate(request(prompt, 5)).tokens;
+    auto long_answer = many.generate(request(prompt, 90)).tokens;  // past the 64 positions that rope was made for
+    ASSERT_EQ(long_answer.size(), 90u);
+    long_answer.resize(5);
+    EXPECT_EQ(short_answer, long_answer) << name;
+  }
+}
+
 TEST_F(GenerateTest, E5_PromptLongerThanTheContext) {
   EngineOptions o = small_engine();
   o.ctx_size = 64;

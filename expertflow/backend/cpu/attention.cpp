@@ -11,6 +11,7 @@ namespace ef::cpu {
 namespace {
 
 // Heads that share a key head and are taken together, so that a key is read once for all of them.
+// Query heads that share one pass over their keys (attention_scratch_floats counts on it).
 constexpr int kMaxHeads = 8;
 
 Scalar scalar_of(KvType type) {
@@ -124,6 +125,10 @@ void store_kv(const Context& c, const StoreKvArgs& a) {
       if (kv.v) format.quantize(a.v + r * v_width, places.v(r, a.batch.position[r], 0), v_width);
     }
   });
+}
+
+int64_t attention_scratch_floats(int heads, int kv_heads, int64_t context) {
+  return std::min(heads / std::max(1, kv_heads), kMaxHeads) * context;
 }
 
 void attention(const Context& c, const AttentionArgs& a) {

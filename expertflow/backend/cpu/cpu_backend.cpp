@@ -177,6 +177,12 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
+uint64_t cpu_scratch_bytes(int threads, int heads, int kv_heads, int64_t context) {
+  const int64_t floats =
+      threads * cpu::attention_scratch_floats(heads, kv_heads, context) + cpu::experts_scratch_floats();
+  return uint64_t(floats) * sizeof(float);
+}
+
 std::unique_ptr<Backend> make_cpu_backend(ThreadPool& pool, Isa isa) { return std::make_unique<CpuBackend>(pool, isa); }
 
 }  // namespace ef

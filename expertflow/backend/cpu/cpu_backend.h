@@ -18,6 +18,10 @@ std::string_view isa_name(Isa isa);
 /// ConfigError naming the known ones, or saying that this processor lacks it. "auto" is the best.
 Isa parse_isa(std::string_view name);
 
+/// Most memory that a backend's own scratch takes, beside arguments and results: attention scores of every thread over
+/// `context` positions, and the activations between the two halves of the experts op.
+uint64_t cpu_scratch_bytes(int threads, int heads, int kv_heads, int64_t context);
+
 /// pool must outlive the backend.
 std::unique_ptr<Backend> make_cpu_backend(ThreadPool& pool, Isa isa);
 

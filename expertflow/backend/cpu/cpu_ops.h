@@ -54,10 +54,14 @@ int64_t matmul_grain(const MatrixView& w, int64_t n, int64_t rows, int threads);
 void linear(const Context&, const LinearArgs&);
 void head_linear(const Context&, const HeadLinearArgs&);
 void experts(const Context&, const ExpertsArgs&);
+/// Most floats that experts() holds between its two halves.
+int64_t experts_scratch_floats();
 void activate(const Kernels&, const Activation&, const float* gate, const float* up, float* out, int64_t n);
 
 void store_kv(const Context&, const StoreKvArgs&);
 void attention(const Context&, const AttentionArgs&);
+/// Most floats of scratch that a thread takes in attention() over `context` positions.
+int64_t attention_scratch_floats(int heads, int kv_heads, int64_t context);
 
 void norm(const Context&, const NormArgs&);
 void rope(const Context&, const RopeArgs&);

@@ -122,6 +122,8 @@ void activate(const Kernels& kernels, const Activation& activation, const float*
   }
 }
 
+int64_t experts_scratch_floats() { return kWaveFloats; }
+
 void experts(const Context& c, const ExpertsArgs& a) {
   std::vector<Slice> wave;
   int64_t wave_rows = 0;

@@ -211,6 +211,22 @@ TEST(CachedExperts, C14_ForcedMovesEveryStep) {
   EXPECT_EQ(moved, 48) << "of 3 layers of 16 experts";
 }
 
+// There is no offload directory: the fast tier is filled from the model's own files and dies with its engine. Two
+// models of the same shape, one after the other and side by side, never see each other's experts.
+TEST(CachedExperts, F12_AnotherModelNeverSeesTheFirstOnesExperts) {
+  Bench first({}, 1), second({}, 2);
+  const RoutedRows in = first.rows(3);
+  ASSERT_NE(first.run(*first.oracle, 1, in), second.run(*second.oracle, 1, in));
+  auto tier = first.tier(first.geometry.total_footprint());
+  EXPECT_EQ(first.run(tier->experts(), 1, in), first.run(*first.oracle, 1, in));
+  auto other = second.tier(second.geometry.total_footprint());
+  EXPECT_EQ(second.run(other->experts(), 1, in), second.run(*second.oracle, 1, in));
+  tier.reset();
+  tier = second.tier(second.geometry.total_footprint());  // most likely in the same memory
+  EXPECT_EQ(second.run(tier->experts(), 1, in), second.run(*second.oracle, 1, in));
+  EXPECT_EQ(tier->cache().stats().hits, 0u) << "it begins empty";
+}
+
 TEST(CachedExperts, BlocksOfRowsChangeNothing) {
   Bench bench;
   ExpertTierOptions options;

@@ -227,28 +227,31 @@ size_t ExpertCache::victim_limit(const Request& request, const Ranking& ranking)
 
 void ExpertCache::rank(LayerId current, Ranking& ranking) {
   policy_->rank_victims(current, ranked_);
-  struct Tiered {
-    int tier;
-    uint64_t order;
-    Victim victim;
-  };
-  std::vector<Tiered> tiered;
+  using Late = std::pair<uint64_t, Victim>;  // event that asked for it last
+  std::vector<Late> transient, open;
+  std::vector<Victim> plain;
+  plain.reserve(ranked_.size());
   for (const ExpertKey key : ranked_) {
     const Entry& entry = at(key);
     if (entry.state != ExpertState::kResident || entry.pins > 0) continue;
-    const bool open = steps_.count(entry.touched_step) > 0;
-    const int tier = entry.transient ? 0 : open ? 2 : 1;
-    // What one pass used comes around again in the same order: the latest is needed last.
-    tiered.push_back({tier, tier == 1 ? 0 : ~entry.touched_event, {key, entry.extent}});
+    if (entry.transient) {
+      transient.push_back({entry.touched_event, {key, entry.extent}});
+    } else if (steps_.count(entry.touched_step) > 0) {
+      open.push_back({entry.touched_event, {key, entry.extent}});
+    } else {
+      plain.push_back({key, entry.extent});
+    }
   }
-  std::stable_sort(tiered.begin(), tiered.end(), [](const Tiered& a, const Tiered& b) {
-    return std::pair(a.tier, a.order) < std::pair(b.tier, b.order);
-  });
-  for (const Tiered& t : tiered) {
-    ranking.ordered.push_back(t.victim);
-    if (t.tier == 0) ++ranking.transient;
-    if (t.tier <= 1) ++ranking.plain;
-  }
+  // What one pass used comes around again in the same order: the latest is needed last.
+  const auto latest_first = [](const Late& a, const Late& b) { return a.first > b.first; };
+  std::stable_sort(transient.begin(), transient.end(), latest_first);
+  std::stable_sort(open.begin(), open.end(), latest_first);
+  ranking.ordered.reserve(ranked_.size());
+  for (const Late& late : transient) ranking.ordered.push_back(late.second);
+  ranking.transient = ranking.ordered.size();
+  ranking.ordered.insert(ranking.ordered.end(), plain.begin(), plain.end());
+  ranking.plain = ranking.ordered.size();
+  for (const Late& late : open) ranking.ordered.push_back(late.second);
   ranking.valid = true;
 }
 

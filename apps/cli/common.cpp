@@ -26,8 +26,12 @@ std::string human_bytes(uint64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
-Progress::Progress(std::string what, bool quiet)
-    : what_(std::move(what)), quiet_(quiet), terminal_(isatty(STDERR_FILENO)) {}
+Progress::Progress(std::string what, bool quiet, std::string unit)
+    : what_(std::move(what)), unit_(std::move(unit)), quiet_(quiet), terminal_(isatty(STDERR_FILENO)) {}
+
+std::string Progress::amount(uint64_t n) const {
+  return unit_.empty() ? human_bytes(n) : fmt::format("{} {}", n, unit_);
+}
 
 Progress::~Progress() {
   if (terminal_ && shown_ >= 0) std::fputc('\n', stderr);
@@ -39,10 +43,11 @@ void Progress::operator()(uint64_t done, uint64_t total) {
   const int step = terminal_ ? 1 : 10;
   if (percent / step == shown_ / step && shown_ >= 0) return;
   shown_ = percent;
-  if (terminal_)
-    fmt::print(stderr, "\r{} {:3d} % [{:<40}]", what_, percent, std::string(size_t(percent) * 40 / 100, '#'));
-  else
-    fmt::print(stderr, "{} {} % ({} of {})\n", what_, percent, human_bytes(done), human_bytes(total));
+  // fputs, not fmt::print: a closed or full stderr must not end the work.
+  const std::string line =
+      terminal_ ? fmt::format("\r{} {:3d} % [{:<40}]", what_, percent, std::string(size_t(percent) * 40 / 100, '#'))
+                : fmt::format("{} {} % ({} of {})\n", what_, percent, amount(done), amount(total));
+  std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
 }
 

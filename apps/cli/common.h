@@ -32,12 +32,14 @@ std::string human_bytes(uint64_t bytes);  ///< "1.2 GiB"
 /// One line on stderr that is redrawn on a terminal, or printed at every tenth otherwise. Nothing when quiet.
 class Progress {
  public:
-  Progress(std::string what, bool quiet);
+  /// unit: what done and total count; empty: bytes.
+  Progress(std::string what, bool quiet, std::string unit = "");
   ~Progress();
   void operator()(uint64_t done, uint64_t total);
 
  private:
-  std::string what_;
+  std::string amount(uint64_t n) const;
+  std::string what_, unit_;
   bool quiet_, terminal_;
   int shown_ = -1;
 };

@@ -1,5 +1,8 @@
 // expertflow: text on stdout, everything else on stderr; exit code by the kind of error.
+#include <fcntl.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
+
 #include <cstdio>
 #include <string>
 #include <string_view>
@@ -57,9 +60,24 @@ int parse_and_run(int argc, char** argv) {
 
 }  // namespace
 
+// Output that was not written is a failure, whatever the command thought of its success.
+int finish(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  return complain("standard output: the text could not be written", ExitCodes::kDevice);
+}
+
+// A closed descriptor would be taken by the next file that is opened, and get our messages.
+void open_standard_descriptors() {
+  for (int fd = 0; fd <= 2; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) < 0) return;
+}
+
 int main(int argc, char** argv) {
+  const bool stdout_open = fcntl(STDOUT_FILENO, F_GETFD) >= 0;
+  open_standard_descriptors();
   try {
-    return parse_and_run(argc, argv);
+    const int code = finish(parse_and_run(argc, argv));
+    return stdout_open || code != 0 ? code : complain("standard output is closed", ExitCodes::kDevice);
   } catch (const ef::ConfigError& e) {
     return complain(e.what(), ExitCodes::kConfig);
   } catch (const ef::ModelError& e) {

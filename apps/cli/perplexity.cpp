@@ -95,7 +95,7 @@ int run_perplexity(const PerplexityCommand& o) {
   auto engine = load_engine(o.common, engine_options, *log);
   log->info("{} tokens", ids.size());
   const auto start = std::chrono::steady_clock::now();
-  Progress progress("perplexity", o.common.quiet);
+  Progress progress("perplexity", o.common.quiet, "windows");
   const PerplexityResult result = perplexity(*engine, ids, options, [&](const PerplexityResult& r, int64_t windows) {
     progress(uint64_t(r.windows), uint64_t(windows));
     return true;

@@ -58,7 +58,7 @@ void print_out(std::string_view text) {
 
 void report(const GenerateResult& r, const Engine& engine, const ExpertStats& before, const Log& log) {
   const ExpertStats after = engine.expert_stats();
-  const int64_t computed = r.prompt_tokens - r.cached_tokens;
+  const int64_t computed = r.computed_tokens;
   const int64_t decoded = int64_t(r.tokens.size()) - 1;  // the first token comes from the prompt's logits
   const auto rate = [](int64_t n, double s) { return s > 0 && n > 0 ? double(n) / s : 0.0; };
   log.info("prompt: {} tokens{} in {:.2f} s, {:.1f} tok/s; generated: {} tokens in {:.2f} s, {:.1f} tok/s",

@@ -25,7 +25,9 @@ SamplerConfig SamplingOptions::config() const {
     auto [sign, error] = std::from_chars(entry.data(), end, token);
     const bool signed_value = error == std::errc() && sign < end && (*sign == '+' || *sign == '-');
     const char* value = signed_value && *sign == '+' ? sign + 1 : sign;
-    const bool ok = signed_value && std::from_chars(value, end, bias).ptr == end && value < end;
+    const auto parsed =
+        signed_value ? std::from_chars(value, end, bias) : std::from_chars_result{end, std::errc::invalid_argument};
+    const bool ok = parsed.ec == std::errc() && parsed.ptr == end && value < end;
     EF_CHECK(ok, ConfigError, "--logit-bias: expected TOKEN_ID+BIAS or TOKEN_ID-BIAS, found \"{}\"", entry);
     c.logit_bias[token] = bias;
   }

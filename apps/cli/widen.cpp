@@ -30,7 +30,7 @@ void add_widen(CLI::App& app, int& exit_code) {
     }
     fmt::print("{}: hidden {}, expert width {}, {} from {}\n", o->options.out.string(), report.hidden,
                report.expert_ffn, human_bytes(report.bytes_out), human_bytes(report.bytes_in));
-    for (const auto& name : report.dropped) fmt::print(stderr, "not carried over: {}\n", name);
+    for (const auto& name : report.dropped) std::fputs(fmt::format("not carried over: {}\n", name).c_str(), stderr);
     exit_code = 0;
   });
 }

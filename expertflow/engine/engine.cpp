@@ -50,7 +50,13 @@ int64_t logit_rows(const EngineOptions& o) { return o.max_logit_rows > 0 ? o.max
 // A cap on the KV cache: bytes, or a share of the memory that is left on this machine.
 void check_kv_cap(const EngineOptions& o, int64_t tokens, uint64_t kv_bytes, const MemoryInfo& memory) {
   if (o.max_kv_cache_memory.empty()) return;
-  const BudgetRequest cap = parse_budget(o.max_kv_cache_memory);
+  BudgetRequest cap;
+  try {
+    cap = parse_budget(o.max_kv_cache_memory);
+  } catch (const ConfigError&) {
+    fail<ConfigError>("max-kv-cache-memory: expected bytes (2GiB) or a share of the memory that is left (above 0 %, at most 100 %), found \"{}\"",
+                      o.max_kv_cache_memory);
+  }
   uint64_t allowed = 0;
   if (cap.kind == BudgetRequest::Kind::kBytes)
     allowed = cap.bytes;

@@ -66,6 +66,7 @@ GenerateResult Generator::generate(const GenerateRequest& request, const OnText&
     result.cached_tokens = reuse(request);
     const double start = now();
     std::span<const float> logits = feed_prompt(request);
+    result.computed_tokens = int64_t(held_.size()) - result.cached_tokens;
     if (logits.empty()) {
       result.finish = GenerateResult::Finish::kCancelled;
       result.prompt_seconds = now() - start;

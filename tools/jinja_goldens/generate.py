@@ -110,6 +110,7 @@ TOKENS = {
     "deepseek_v3": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
     "mixtral": {"bos_token": "<s>", "eos_token": "</s>"},
     "mistral_tools": {"bos_token": "<s>", "eos_token": "</s>"},
+    "mistral_nemo": {"bos_token": "<s>", "eos_token": "</s>"},
     "harmony": {"bos_token": "<|startoftext|>", "eos_token": "<|return|>"},
     "generation_and_break": {},
 }

@@ -54,8 +54,10 @@ void check_kv_cap(const EngineOptions& o, int64_t tokens, uint64_t kv_bytes, con
   try {
     cap = parse_budget(o.max_kv_cache_memory);
   } catch (const ConfigError&) {
-    fail<ConfigError>("max-kv-cache-memory: expected bytes (2GiB) or a share of the memory that is left (above 0 %, at most 100 %), found \"{}\"",
-                      o.max_kv_cache_memory);
+    fail<ConfigError>(
+        "max-kv-cache-memory: expected bytes (2GiB) or a share of the memory that is left (above 0 %, at most 100 %), "
+        "found \"{}\"",
+        o.max_kv_cache_memory);
   }
   uint64_t allowed = 0;
   if (cap.kind == BudgetRequest::Kind::kBytes)

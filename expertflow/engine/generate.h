@@ -28,8 +28,8 @@ struct GenerateResult {
   std::vector<TokenId> tokens;  ///< the end-of-generation token included, if one came
   std::string text;             ///< all that was shown
   Finish finish = Finish::kStop;
-  int64_t prompt_tokens = 0;  ///< of the request
-  int64_t cached_tokens = 0;  ///< of them, those that the sequence held already
+  int64_t prompt_tokens = 0;    ///< of the request
+  int64_t cached_tokens = 0;    ///< of them, those that the sequence held already
   int64_t computed_tokens = 0;  ///< of the prompt, those that were computed (all the rest unless it was cancelled)
   double prompt_seconds = 0, decode_seconds = 0;
 };

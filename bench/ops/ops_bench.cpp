@@ -1,6 +1,7 @@
 // Matrix products and attention of the CPU backend, per format and instruction set, beside this machine's measured
 // memory bandwidth. Rows: 1 is decode (bytes matter), more is prefill (arithmetic matters).
-//   bench_ops [--threads N] [--isa NAME] [--rows 1,512] [--cols 2048] [--seconds 0.3] [--clock wall|cpu]
+//   bench_ops [--threads N] [--isa NAME] [--format NAME] [--rows 1,512] [--cols 2048] [--megabytes 1024] [--seconds 0.3]
+//   [--clock wall|cpu]
 // On a machine shared with other programs, --clock cpu counts this program's own time (per thread).
 #include <fmt/format.h>
 #include <time.h>
@@ -14,6 +15,7 @@
 
 #include "expertflow/backend/cpu/cpu_backend.h"
 #include "expertflow/base/errors.h"
+#include "expertflow/quant/tiles.h"
 
 namespace ef {
 namespace {
@@ -24,7 +26,9 @@ struct Options {
   std::vector<int64_t> rows = {1, 4, 512};
   int64_t cols = 2048;
   double seconds = 0.3;
+  uint64_t megabytes = 1024;  // of weights for one row: beyond the caches
   bool cpu_clock = false;
+  const FormatInfo* format = nullptr;  // all
 };
 
 double read_clock(clockid_t id) {
@@ -67,7 +71,7 @@ double read_bandwidth(ThreadPool& pool, const Buffer& memory, const Options& opt
 }
 
 // Random weights in the format: random blocks repeated, so that making a large matrix takes no time.
-void fill_weights(const Buffer& memory, Format format, int64_t cols) {
+void fill_weights(const Buffer& memory, Format format, int64_t cols, MatrixLayout layout = MatrixLayout::kRows) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   constexpr int64_t kRows = 16;
@@ -75,18 +79,22 @@ void fill_weights(const Buffer& memory, Format format, int64_t cols) {
   for (float& v : floats) v = normal(random);
   std::vector<std::byte> some(size_t(kRows) * row_bytes(format, cols));
   format_info(format).quantize(floats.data(), some.data(), int64_t(floats.size()));
+  if (layout == MatrixLayout::kTiles16) {
+    const std::vector<std::byte> rows = some;
+    tile_matrix(MatrixView{format, kRows, cols, rows.data()}, some.data());
+  }
   for (uint64_t at = 0; at < memory.size(); at += some.size())
     std::copy_n(some.begin(), std::min<uint64_t>(some.size(), memory.size() - at), memory.data() + at);
 }
 
 void bench_linear(Backend& backend, const Options& options, const FormatInfo& format, double peak) {
-  constexpr uint64_t kBytes = 192 << 20;  // beyond the caches of most machines
   MatrixView w;
   w.format = format.format;
   w.cols = options.cols;
   const uint64_t row = row_bytes(w.format, w.cols);
-  Buffer memory = backend.allocate(kBytes / row * row);
-  fill_weights(memory, w.format, w.cols);
+  Buffer memory = backend.allocate((options.megabytes << 20) / (row * 16) * row * 16);
+  w.layout = backend.weight_layout(Op::kLinear, w.format);
+  fill_weights(memory, w.format, w.cols, w.layout);
   w.data = memory.data();
   auto stream = backend.make_stream();
   for (int64_t rows : options.rows) {
@@ -149,16 +157,22 @@ Options parse(int argc, char** argv) {
       options.threads = std::stoi(value);
     else if (flag == "--isa")
       options.isa = value;
+    else if (flag == "--format" && find_format(value))
+      options.format = find_format(value);
     else if (flag == "--rows")
       options.rows = numbers(value);
     else if (flag == "--cols")
       options.cols = std::stoll(value);
+    else if (flag == "--megabytes")
+      options.megabytes = std::stoull(value);
     else if (flag == "--seconds")
       options.seconds = std::stod(value);
     else if (flag == "--clock" && (value == "wall" || value == "cpu"))
       options.cpu_clock = value == "cpu";
     else
-      fail<ConfigError>("{} {}: expected --threads, --isa, --rows, --cols, --seconds or --clock wall|cpu", flag, value);
+      fail<ConfigError>(
+          "{} {}: expected --threads, --isa, --format, --rows, --cols, --megabytes, --seconds or --clock wall|cpu",
+          flag, value);
   }
   return options;
 }
@@ -174,9 +188,11 @@ void run(const Options& options) {
     const double peak = read_bandwidth(pool, memory, options);
     fmt::print("== {}; memory reads {:.2f} GB/s\n", backend->description(), peak * 1e-9);
     for (const FormatInfo& format : all_formats()) {
+      if (options.format && options.format != &format) continue;
       if (!has_arithmetic(format.format) || options.cols % format.block_elements != 0) continue;
       bench_linear(*backend, options, format, peak);
     }
+    if (options.format) continue;
     bench_attention(*backend, options, 1, 8192);
     bench_attention(*backend, options, 128, 2048);
   }

@@ -237,6 +237,10 @@ class Backend {
   /// Refused at load, not in the loop: an op on a format that this returns false for.
   virtual bool supports(Op op, Format format) const = 0;
 
+  /// How the op wants the weights of that format to lie. linear and experts take both layouts where tiles are the
+  /// answer; embed takes any; head_linear rows only.
+  virtual MatrixLayout weight_layout(Op, Format) const { return MatrixLayout::kRows; }
+
   virtual Buffer allocate(uint64_t bytes) = 0;  ///< throws DeviceError with the sizes
   virtual void release(std::byte* data, uint64_t size) noexcept = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;

@@ -1,58 +1,81 @@
 #include "expertflow/base/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <fstream>
+#include <chrono>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "expertflow/base/errors.h"
+#include "expertflow/base/topology.h"
 
 namespace ef {
 
 namespace {
-// cgroup v2 cpu.max ("quota period" or "max period"), then v1's pair of files; 0 when there is no limit.
-double cgroup_cpu_quota() {
-  std::string quota;
-  double period = 0;
-  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2 >> quota >> period && quota != "max" && period > 0)
-    return std::stod(quota) / period;
-  double q = 0;
-  std::ifstream v1q("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), v1p("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  if (v1q >> q && v1p >> period && q > 0 && period > 0) return q / period;
-  return 0;
+
+constexpr uint32_t kLoop = 1u << 16, kOpen = 1u << 15, kJoined = kOpen - 1;
+
+// How long a thread looks before it sleeps: a few times what waking one takes.
+constexpr std::chrono::microseconds kLook{60};
+
+void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
 }
+
+// Returns at the latest when `value` is no longer `old`; may return before.
+void await_change(std::atomic<uint32_t>& value, uint32_t old) {
+  const auto end = std::chrono::steady_clock::now() + kLook;
+  constexpr int kBetweenClocks = 32;
+  do {
+    for (int i = 0; i < kBetweenClocks; ++i) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  value.wait(old, std::memory_order_acquire);
+}
+
+void bind(std::thread& thread, int processor) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(processor, &set);
+  const int error = pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+  EF_CHECK(error == 0, ConfigError, "threads: cannot bind one to processor {}: {}", processor,
+           std::generic_category().message(error));
+}
+
 }  // namespace
 
-int available_processors() {
-  cpu_set_t set;
-  int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : int(std::thread::hardware_concurrency());
-  if (double quota = cgroup_cpu_quota(); quota > 0) n = std::min(n, std::max(1, int(std::lround(quota))));
-  return std::max(1, n);
-}
-
-ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : available_processors()) {
+ThreadPool::ThreadPool(int threads, std::span<const int> processors)
+    : size_(std::min(threads > 0 ? threads : default_threads(), int(kJoined))) {
   try {
-    for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
+    for (int i = 1; i < size_; ++i) {
+      threads_.emplace_back([this, i] { work(i); });
+      if (size_t(i) < processors.size()) bind(threads_.back(), processors[size_t(i)]);
+    }
   } catch (const std::system_error& error) {
     const size_t started = threads_.size();
     stop();
     fail<ConfigError>("threads: {} were asked for, the system gave {}: {}", size_, started + 1, error.what());
+  } catch (...) {
+    stop();
+    throw;
   }
 }
 
 ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
+  stop_ = true;
+  state_ += kLoop;
+  state_.notify_all();
   for (auto& t : threads_) t.join();
 }
 
@@ -63,50 +86,48 @@ void ThreadPool::parallel_for(int64_t n, int64_t grain, const std::function<void
     for (int64_t i = 0; i < n; i += grain) body(i, std::min(n, i + grain), 0);
     return;
   }
-  {
-    std::lock_guard lock(mutex_);
-    body_ = &body;
-    n_ = n, grain_ = grain, next_ = 0, busy_ = size_, error_ = nullptr;
-    ++epoch_;
-  }
-  wake_.notify_all();
+  body_ = &body;
+  n_ = n, grain_ = grain;
+  next_.store(0, std::memory_order_relaxed);
+  left_.store(0, std::memory_order_relaxed);
+  state_.store(((state_.load(std::memory_order_relaxed) & ~(kLoop - 1)) + kLoop) | kOpen, std::memory_order_release);
+  state_.notify_all();
   run_ranges(0);
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [this] { return busy_ == 0; });
+  // Who has not joined by now is not waited for.
+  const uint32_t joined = state_.fetch_and(~kOpen, std::memory_order_acq_rel) & kJoined;
+  for (uint32_t left; (left = left_.load(std::memory_order_acquire)) != joined;) await_change(left_, left);
   body_ = nullptr;
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 void ThreadPool::run_ranges(int worker) {
   for (;;) {
-    int64_t begin, end;
-    {
-      std::lock_guard lock(mutex_);
-      if (next_ >= n_ || error_) break;
-      begin = next_;
-      end = next_ = std::min(n_, begin + grain_);
-    }
+    const int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
+    if (begin >= n_) return;
     try {
-      (*body_)(begin, end, worker);
+      (*body_)(begin, std::min(n_, begin + grain_), worker);
     } catch (...) {
-      std::lock_guard lock(mutex_);
+      const std::lock_guard lock(error_mutex_);
       if (!error_) error_ = std::current_exception();
+      next_.store(n_, std::memory_order_relaxed);  // no further ranges
     }
   }
-  std::lock_guard lock(mutex_);
-  if (--busy_ == 0) done_.notify_all();
 }
 
 void ThreadPool::work(int worker) {
-  uint64_t seen = 0;
+  uint32_t seen = 0;  // number of the loop that this thread joined last
   for (;;) {
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return stop_ || epoch_ != seen; });
-      if (stop_) return;
-      seen = epoch_;
+    uint32_t state = state_.load(std::memory_order_acquire);
+    if (stop_) return;
+    if (!(state & kOpen) || state / kLoop == seen) {
+      await_change(state_, state);
+      continue;
     }
+    if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
+    seen = state / kLoop;
     run_ranges(worker);
+    left_.fetch_add(1, std::memory_order_release);
+    left_.notify_one();
   }
 }
 

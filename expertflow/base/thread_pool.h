@@ -1,10 +1,13 @@
 // A fixed set of threads for data-parallel loops. The calling thread takes part, so a pool of one runs inline.
+// A thread that finds nothing to do looks again for some tens of microseconds, so that loops which follow one another
+// need no wake-up, and then sleeps.
 #pragma once
-#include <condition_variable>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -12,9 +15,10 @@ namespace ef {
 
 class ThreadPool {
  public:
-  /// threads: total including the caller; 0 means the number of processors this process may use.
-  /// ConfigError if the system gives fewer threads.
-  explicit ThreadPool(int threads = 0);
+  /// threads: total including the caller; 0 means default_threads(). processors: where the pool's own threads are bound
+  /// to, thread i to processors[i] (the caller, thread 0, is left where it is); empty: nowhere.
+  /// ConfigError if the system gives fewer threads, or a processor that this process may not use.
+  explicit ThreadPool(int threads = 0, std::span<const int> processors = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -33,17 +37,16 @@ class ThreadPool {
 
   int size_;
   std::vector<std::thread> threads_;
-  std::mutex mutex_;
-  std::condition_variable wake_, done_;
+  // The loop that is open. Written while no thread takes part.
   const std::function<void(int64_t, int64_t, int)>* body_ = nullptr;
-  int64_t n_ = 0, grain_ = 1, next_ = 0;
-  int busy_ = 0;
-  uint64_t epoch_ = 0;
-  bool stop_ = false;
+  int64_t n_ = 0, grain_ = 1;
+  std::atomic<int64_t> next_{0};
+  // Upper 16 bits: number of the loop. kOpen: threads may join. Below: how many did.
+  std::atomic<uint32_t> state_{0};
+  std::atomic<uint32_t> left_{0};  ///< joined threads that are done
+  std::atomic<bool> stop_{false};
+  std::mutex error_mutex_;
   std::exception_ptr error_;
 };
-
-/// Processors this process may run on (affinity and cgroup quota respected), at least 1.
-int available_processors();
 
 }  // namespace ef

@@ -4,6 +4,7 @@
 
 #include "expertflow/backend/cpu/cpu_backend.h"
 #include "expertflow/base/errors.h"
+#include "expertflow/base/topology.h"
 #include "expertflow/engine/cached_experts.h"
 #include "expertflow/engine/memory_budget.h"
 
@@ -43,6 +44,19 @@ void check(const EngineOptions& o) {
            "cache-type-v: keys and values are cached in one type, found {} and {}", o.cache_type_k, o.cache_type_v);
   EF_CHECK(o.offload_device == "disk", ConfigError,
            "offload-device: a CPU build keeps experts outside the fast tier on 'disk', found '{}'", o.offload_device);
+}
+
+// Threads bound to cores of their own, if there are enough of these.
+std::unique_ptr<ThreadPool> make_pool(const EngineOptions& o) {
+  EF_CHECK(o.pin_threads == "auto" || o.pin_threads == "on" || o.pin_threads == "off", ConfigError,
+           "pin-threads: expected auto, on or off, found \"{}\"", o.pin_threads);
+  const int threads = o.threads > 0 ? o.threads : default_threads();
+  std::vector<int> processors;
+  if (o.pin_threads != "off") processors = processors_by_core();
+  if (o.pin_threads == "auto" && threads > default_threads()) processors.clear();
+  EF_CHECK(o.pin_threads != "on" || size_t(threads) <= processors.size(), ConfigError,
+           "pin-threads: {} threads cannot be bound to {} processors", threads, processors.size());
+  return std::make_unique<ThreadPool>(threads, processors);
 }
 
 int64_t logit_rows(const EngineOptions& o) { return o.max_logit_rows > 0 ? o.max_logit_rows : o.parallel; }
@@ -102,9 +116,10 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
     log_.warn("a context of {} tokens is longer than the {} that the model was made for", kv.max_tokens,
               c.context_length);
 
-  pool_ = std::make_unique<ThreadPool>(options_.threads);
-  backend_ = make_cpu_backend(*pool_, parse_isa(options_.isa));
+  pool_ = make_pool(options_);
+  backend_ = make_cpu_backend(*pool_, parse_isa(options_.isa), parse_activations(options_.activations));
   stream_ = backend_->make_stream();
+  files_->store->choose_layouts([&](Format f) { return backend_->weight_layout(Op::kExperts, f); });
   // Experts first: a budget that cannot work is refused before anything is read.
   build_experts(false);
   model_ = std::make_unique<Model>();
@@ -132,8 +147,8 @@ MemoryPlan plan_memory(const ModelFiles& files, const EngineOptions& o) {
   plan.kv_bytes = KvCache::bytes_for(c, kv_options(c, o));
   uint64_t staging = 0;
   for (const LayerExperts& layer : files.store->layers())
-    staging = std::max(staging, files.store->staging_bytes({layer.layer, 0}));
-  const int threads = o.threads > 0 ? o.threads : available_processors();
+    staging = std::max({staging, files.store->staging_bytes({layer.layer, 0}), layer.layout.bytes});
+  const int threads = o.threads > 0 ? o.threads : default_threads();
   const int64_t context = context_tokens(o.ctx_size, c);
   plan.scratch_bytes = State::bytes_for(c, o.ubatch, logit_rows(o)) + CachedExpertsOptions{}.scratch_bytes +
                        staging * uint64_t(o.io_threads) +

@@ -13,7 +13,9 @@ struct EngineOptions {
   std::string eviction_policy = "lfru";
   std::string offload_device = "disk";
   int threads = 0;
+  std::string pin_threads = "auto";
   std::string isa = "auto";
+  std::string activations = "q8";
   int io_threads = 4;
   int64_t ctx_size = -1;
   int parallel = 1;
@@ -30,8 +32,12 @@ struct EngineOptions {
            "fast tier for experts: bytes (6GiB), a share of all experts (40%), 'min', or 'auto' (what memory allows)"});
     visit(eviction_policy, {"--eviction-policy", "who leaves the fast tier first: lru, lfu, lfru, least-stale"});
     visit(offload_device, {"--offload-device", "where experts outside the fast tier are; a CPU build knows 'disk'"});
-    visit(threads, {"-t,--threads", "compute threads, 0: all processors that this process may use"});
-    visit(isa, {"--isa", "CPU instruction set: auto, reference, avx2, avx512"});
+    visit(threads, {"-t,--threads", "compute threads, 0: one a core that this process may use"});
+    visit(pin_threads, {"--pin-threads", "bind compute threads to cores: auto (if there are enough), on, off"});
+    visit(isa, {"--isa", "CPU instruction set: auto, reference, avx2, avx512, avx512-vnni, avx512-bf16"});
+    visit(activations, {"--activations",
+                        "what meets weights of 8 bits and fewer: q8 (8-bit integers, fast), f32 (slow, the reference's "
+                        "arithmetic)"});
     visit(io_threads, {"--io-threads", "threads that read experts from the slow tier"});
     visit(ctx_size, {"-c,--ctx-size",
                      "tokens of context, all sequences together; 0: as many as the model was made for, -1: that, but "

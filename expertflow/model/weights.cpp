@@ -7,6 +7,7 @@
 
 #include "expertflow/base/errors.h"
 #include "expertflow/quant/scalars.h"
+#include "expertflow/quant/tiles.h"
 #include "expertflow/weights/expert_store.h"
 #include "expertflow/weights/load.h"
 
@@ -115,6 +116,21 @@ class Loader {
     return scales;
   }
 
+  // The backend's wish, except where a matrix is met in other ways too: router logits stay as exact as they are, a
+  // fused matrix is cut where tiles may not end, and an embedding is a product only if it is the head as well.
+  MatrixLayout layout_of(const BoundTensor& b, Op op) const {
+    const Role role = b.spec->role;
+    if (role == Role::kRouter) return MatrixLayout::kRows;
+    if (role == Role::kQkv && (dim_value(config_, Dim::kQ) % kTileRows || dim_value(config_, Dim::kKv) % kTileRows))
+      return MatrixLayout::kRows;
+    if (role == Role::kEmbed)
+      op = std::any_of(binding_.tensors.begin(), binding_.tensors.end(),
+                       [](const BoundTensor& t) { return t.spec->role == Role::kHead; })
+               ? Op::kEmbed
+               : Op::kLinear;
+    return backend_.weight_layout(op, b.tensor.format);
+  }
+
   MatrixView load_matrix(const BoundTensor& b, Arena& arena) {
     const TensorInfo& t = b.tensor;
     const Op op = b.spec->role == Role::kEmbed                             ? Op::kEmbed
@@ -123,7 +139,9 @@ class Loader {
     EF_CHECK(backend_.supports(op, t.format), ModelError, "{}: tensor {}: backend {} does not compute with {} here",
              directory_.file_name(t), t.name, backend_.name(), format_info(t.format).name);
     std::byte* device = arena.take(t.bytes);
-    MatrixView view{t.format, t.rows(), t.cols(), device, nullptr};
+    MatrixView view{t.format, t.rows(), t.cols(), device, nullptr, layout_of(b, op)};
+    const bool tiles = view.layout == MatrixLayout::kTiles16;
+    std::vector<std::byte> tiled;
     const bool check = b.spec->role == Role::kRouter;
     std::vector<float> row(check ? size_t(view.cols) : 0);
     const uint64_t row_size = row_bytes(t.format, view.cols);
@@ -131,6 +149,11 @@ class Loader {
       for (int64_t r = 0; check && r < rows; ++r) {
         format_info(t.format).dequantize(bytes.data() + uint64_t(r) * row_size, row.data(), view.cols);
         check_finite(b, row);
+      }
+      if (tiles) {
+        tiled.resize(bytes.size());
+        tile_matrix({t.format, rows, view.cols, bytes.data()}, tiled.data());
+        bytes = tiled;
       }
       to_device(device + uint64_t(first) * row_size, bytes.data(), bytes.size());
     });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <vector>
 
 #include "expertflow/base/errors.h"
 #include "expertflow/quant/block.h"
@@ -19,6 +20,7 @@
 #include "expertflow/quant/q5_k.h"
 #include "expertflow/quant/q6_k.h"
 #include "expertflow/quant/q8_0.h"
+#include "expertflow/quant/tiles.h"
 
 namespace ef {
 namespace {
@@ -158,6 +160,12 @@ uint64_t row_bytes(Format format, int64_t n) {
 void dequantize_row(const MatrixView& w, int64_t r, float* out) {
   const FormatInfo& info = format_info(w.format);
   EF_DCHECK(info.dequantize && r >= 0 && r < w.rows);
+  if (w.layout == MatrixLayout::kTiles16) {
+    std::vector<std::byte> row(row_bytes(w.format, w.cols));
+    untile_row(w, r, row.data());
+    info.dequantize(row.data(), out, w.cols);
+    return;
+  }
   info.dequantize(w.data + uint64_t(r) * row_bytes(w.format, w.cols), out, w.cols);
   if (w.format == Format::kF8E4M3 && w.scales) apply_block_scales(w, r, out);
 }

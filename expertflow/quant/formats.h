@@ -62,19 +62,23 @@ inline bool has_arithmetic(Format f) { return format_info(f).dequantize != nullp
 /// Bytes of n elements in a row; n must be a multiple of the block (checked by readers, asserted here).
 uint64_t row_bytes(Format format, int64_t n);
 
+/// How a matrix's bytes lie: row after row, or rows interleaved by sixteen (tiles.h).
+enum class MatrixLayout : uint8_t { kRows, kTiles16 };
+
 /// A view of a row-major matrix in storage format: `rows` output features of `cols` input features each.
-/// Row r begins at data + r * row_bytes(format, cols). Does not own.
+/// In the rows layout row r begins at data + r * row_bytes(format, cols). Does not own.
 struct MatrixView {
   Format format = Format::kF32;
   int64_t rows = 0, cols = 0;
   const std::byte* data = nullptr;
   /// kF8E4M3 only (null: no scales): [ceil(rows/128)][ceil(cols/128)] factors; edge blocks are cropped.
   const float* scales = nullptr;
+  MatrixLayout layout = MatrixLayout::kRows;
   explicit operator bool() const { return data != nullptr; }
   uint64_t bytes() const { return uint64_t(rows) * row_bytes(format, cols); }
 };
 
-/// Reference: row r of w as float32 into out[cols]; applies block scales of kF8E4M3.
+/// Reference: row r of w, in either layout, as float32 into out[cols]; applies block scales of kF8E4M3.
 void dequantize_row(const MatrixView& w, int64_t r, float* out);
 
 }  // namespace ef

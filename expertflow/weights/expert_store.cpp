@@ -9,6 +9,7 @@
 #include "expertflow/base/errors.h"
 #include "expertflow/quant/mxfp4.h"
 #include "expertflow/quant/scalars.h"
+#include "expertflow/quant/tiles.h"
 #include "expertflow/weights/checked.h"
 
 namespace ef {
@@ -38,7 +39,7 @@ Slice slice(const TensorInfo& tensor, const PartSource& source) {
 
 /// The bytes that become the part as they are, if they are contiguous in the file.
 std::optional<Slice> direct(const PartSource& source, const ExpertPart& part) {
-  if (source.row_step != 1) return {};
+  if (source.row_step != 1 || part.layout != MatrixLayout::kRows) return {};
   Slice whole = slice(source.tensor, source);
   if (source.unpack == Unpack::kRows)
     return Slice{whole.tensor, whole.begin + uint64_t(source.row_begin) * row_bytes(part.format, part.cols),
@@ -285,6 +286,12 @@ ExpertStore::ExpertStore(const TensorDirectory& directory, std::vector<LayerExpe
   }
 }
 
+void ExpertStore::choose_layouts(const std::function<MatrixLayout(Format)>& layout_of) {
+  for (LayerExperts& layer : layers_)
+    for (ExpertPart& part : layer.layout.parts)
+      if (part.role <= ExpertRole::kDown) part.layout = layout_of(part.format);
+}
+
 bool ExpertStore::has_layer(LayerId layer) const {
   return layer >= 0 && size_t(layer) < index_.size() && index_[size_t(layer)] >= 0;
 }
@@ -339,7 +346,16 @@ void ExpertStore::unpack(ExpertKey key, std::span<const std::byte> staging, std:
   for (size_t i = 0; i < parts.size(); ++i) {
     const PartSource& source = parts[i];
     const ExpertPart& part = layout.parts[i];
-    std::byte* to = slot.data() + part.offset;
+    const bool tiles = part.layout == MatrixLayout::kTiles16;
+    if (tiles && source.unpack == Unpack::kRows && source.row_step == 1) {
+      const Slice whole = slice(source.tensor, source);
+      const std::byte* first = staging.data() + plan.find(whole).staging_offset +
+                               uint64_t(source.row_begin) * row_bytes(part.format, part.cols);
+      tile_matrix({part.format, part.rows, part.cols, first}, slot.data() + part.offset);
+      continue;
+    }
+    std::vector<std::byte> rows(tiles ? part.bytes : 0);
+    std::byte* to = tiles ? rows.data() : slot.data() + part.offset;
     if (!direct(source, part)) {
       const Slice whole = slice(source.tensor, source);
       const std::byte* from = staging.data() + plan.find(whole).staging_offset;
@@ -358,6 +374,10 @@ void ExpertStore::unpack(ExpertKey key, std::span<const std::byte> staging, std:
           fill_f32(from, whole.bytes, source, part, to);
           break;
       }
+    }
+    if (tiles) {
+      tile_matrix({part.format, part.rows, part.cols, rows.data()}, slot.data() + part.offset);
+      continue;
     }
     const std::span<const float> numbers{reinterpret_cast<const float*>(to), size_t(part.rows * part.cols)};
     if (is_scales(part.role)) check_block_scales(numbers, directory_.file_name(source.tensor), source.tensor.name);
@@ -414,7 +434,7 @@ ExpertView view_slot(const ExpertLayout& layout, const std::byte* slot) {
     const ExpertPart* part = layout.find(role);
     const ExpertPart* s = layout.find(scales);
     MatrixView view;
-    if (part) view = {part->format, part->rows, part->cols, slot + part->offset, nullptr};
+    if (part) view = {part->format, part->rows, part->cols, slot + part->offset, nullptr, part->layout};
     if (s) view.scales = reinterpret_cast<const float*>(slot + s->offset);
     return view;
   };

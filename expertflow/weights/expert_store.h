@@ -2,6 +2,7 @@
 // slot.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ struct ExpertPart {
   int64_t rows = 0, cols = 0;
   uint64_t offset = 0;  ///< bytes from the start of the slot, 64-byte aligned
   uint64_t bytes = 0;
+  MatrixLayout layout = MatrixLayout::kRows;  ///< of the slot; files hold rows
 };
 
 /// How all experts of one layer look in a slot.
@@ -82,6 +84,9 @@ class ExpertStore {
     bool staged = false;
     uint64_t destination = 0;  ///< offset in the slot, or in staging
   };
+
+  /// Asks how matrices of a format shall lie in slots, before the first fill; layouts do not change sizes.
+  void choose_layouts(const std::function<MatrixLayout(Format)>& layout_of);
 
   bool has_layer(LayerId layer) const;
   const std::vector<LayerExperts>& layers() const { return layers_; }

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "expertflow/base/errors.h"
+#include "expertflow/quant/tiles.h"
 
 namespace ef {
 
@@ -29,7 +30,8 @@ void for_each_rows(const TensorDirectory& directory, const TensorInfo& tensor, u
   const int64_t rows = tensor.rows();
   if (tensor.bytes == 0) return;
   const uint64_t row = tensor.bytes / uint64_t(rows);
-  const int64_t step = std::min(rows, int64_t(std::max<uint64_t>(1, max_bytes / row)));
+  const int64_t fit = int64_t(max_bytes / row) / kTileRows * kTileRows;
+  const int64_t step = std::min(rows, std::max(kTileRows, fit));
   AlignedBuffer buffer(uint64_t(step) * row);
   for (int64_t first = 0; first < rows; first += step) {
     const int64_t n = std::min(step, rows - first);

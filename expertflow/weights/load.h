@@ -39,8 +39,8 @@ class AlignedBuffer {
 /// A tensor's bytes as they are stored.
 AlignedBuffer load_tensor(const TensorDirectory& directory, const TensorInfo& tensor);
 
-/// Calls body(first_row, rows, bytes) for runs of whole rows of at most max_bytes (at least one row), in order: a
-/// tensor of any size passes in bounded memory. The bytes are valid during the call only.
+/// Calls body(first_row, rows, bytes) for runs of whole rows of about max_bytes, in order; first_row is a multiple of
+/// kTileRows (quant/tiles.h): a tensor of any size passes in bounded memory. The bytes are valid during the call only.
 void for_each_rows(const TensorDirectory& directory, const TensorInfo& tensor, uint64_t max_bytes,
                    const std::function<void(int64_t, int64_t, std::span<const std::byte>)>& body);
 

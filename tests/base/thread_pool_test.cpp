@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <sched.h>
+
 #include <atomic>
 #include <numeric>
 #include <stdexcept>
+
+#include "expertflow/base/errors.h"
+#include "expertflow/base/topology.h"
 
 namespace ef {
 namespace {
@@ -33,6 +38,39 @@ TEST(ThreadPool, RethrowsTheFirstExceptionAndStaysUsable) {
   std::atomic<int> count{0};
   pool.parallel_for(10, 1, [&](int64_t, int64_t, int) { ++count; });
   EXPECT_EQ(count, 10);
+}
+
+// Loops so short that threads come late, or not at all, to many of them.
+TEST(ThreadPool, ManyShortLoopsLoseNothing) {
+  ThreadPool pool(4);
+  int64_t sum = 0;
+  std::vector<int64_t> parts(3);
+  for (int64_t i = 0; i < 20000; ++i) {
+    pool.parallel_for(3, 1, [&](int64_t b, int64_t, int) { parts[size_t(b)] = i + b; });
+    sum += parts[0] + parts[1] + parts[2];
+  }
+  EXPECT_EQ(sum, 3 * (20000LL * 19999 / 2) + 3 * 20000);
+}
+
+TEST(ThreadPool, BindsItsThreads) {
+  const auto processors = processors_by_core();
+  ASSERT_FALSE(processors.empty());
+  EXPECT_GE(processors.size(), size_t(default_threads()));
+  const std::vector<int> last = {processors.back(), processors.back()};
+  ThreadPool pool(2, last);
+  std::atomic<bool> elsewhere{false}, came{false};
+  for (int i = 0; i < 1000 && !came; ++i)
+    pool.parallel_for(2, 1, [&](int64_t, int64_t, int worker) {
+      if (worker == 0) {
+        std::this_thread::yield();
+        return;
+      }
+      came = true;
+      if (sched_getcpu() != last[1]) elsewhere = true;
+    });
+  EXPECT_FALSE(elsewhere);
+  const std::vector<int> unknown = {0, CPU_SETSIZE - 1};
+  EXPECT_THROW(ThreadPool(2, unknown), ConfigError);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ class CliDemo : public ::testing::Test {
   }
   std::string prompt(size_t i) const { return prompts.at(i).at("prompt"); }
   static Arguments greedy(const Arguments& more) {
-    return Arguments{"run", "-q", "-m", demo(), "--temp", "0", "--ignore-eos"} + more;
+    return Arguments{"run", "-q", "-m", demo(), "--temp", "0", "--ignore-eos", "--activations", "f32"} + more;
   }
   nlohmann::json prompts;
   std::optional<Tokenizer> tokenizer;

@@ -1,5 +1,6 @@
 // The list that the op suite runs for: adding a backend or an instruction set is one line.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,8 +17,11 @@ struct BackendMaker {
 
 inline std::vector<BackendMaker> backend_makers() {
   std::vector<BackendMaker> makers;
-  for (Isa isa : supported_isas())
-    makers.push_back({"cpu_" + std::string(isa_name(isa)), [isa](ThreadPool& p) { return make_cpu_backend(p, isa); }});
+  for (Isa isa : supported_isas()) {
+    std::string name = "cpu_" + std::string(isa_name(isa));
+    std::replace(name.begin(), name.end(), '-', '_');
+    makers.push_back({name, [isa](ThreadPool& p) { return make_cpu_backend(p, isa); }});
+  }
   return makers;
 }
 

@@ -85,7 +85,7 @@ class Experts : public OpTest {
   }
 
   // Element i of expert e's answer to row x, and what float32 may miss it by.
-  static void expect_element(const Activation& activation, const TestExpert& e, const float* x, int64_t i, float got) {
+  void expect_element(const Activation& activation, const TestExpert& e, const float* x, int64_t i, float got) {
     const int64_t hidden = e.gate.view.cols, ffn = e.gate.view.rows;
     const auto product = [&](const TestMatrix& m, int64_t r, double bias, double& error) {
       const auto w = m.row(r);
@@ -94,11 +94,12 @@ class Experts : public OpTest {
         sum += double(w[size_t(k)]) * double(x[k]);
         magnitude += std::fabs(double(w[size_t(k)]) * double(x[k]));
       }
-      error = 8 * kUnit * magnitude;
+      error = std::max(8 * kUnit, product_unit(backend(), m.view.format)) * magnitude;
       return sum;
     };
     const auto down = e.down.row(i);
     const bool biased = !e.biases.empty();
+    const double unit = std::max(8 * kUnit, product_unit(backend(), e.down.view.format));
     double want = biased ? double(e.down_bias[size_t(i)]) : 0, tolerance = 1e-7 * std::fabs(want);
     for (int64_t f = 0; f < ffn; ++f) {
       double gate_error, up_error;
@@ -109,7 +110,7 @@ class Experts : public OpTest {
       // |d act| is at most about 1.2 (|u| + 1) per unit of g and |g| + 1 per unit of u.
       const double error =
           1.2 * (std::fabs(u) + 1) * gate_error + (std::fabs(g) + 1) * up_error + 8 * kUnit * std::fabs(h);
-      tolerance += std::fabs(double(down[size_t(f)])) * (error + 8 * kUnit * std::fabs(h));
+      tolerance += std::fabs(double(down[size_t(f)])) * (error + unit * std::fabs(h));
     }
     ASSERT_NEAR(got, want, tolerance + 1e-12) << "element " << i;
   }

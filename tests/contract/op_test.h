@@ -131,6 +131,12 @@ inline std::vector<Format> arithmetic_formats() {
   return formats;
 }
 
+// Rounding unit of a product's operands: instruction sets with BF16 arithmetic round what meets BF16 weights.
+inline double product_unit(const Backend& backend, Format weights) {
+  const bool rounds = backend.description().find("avx512-bf16") != std::string::npos && weights == Format::kBF16;
+  return rounds ? 0x1p-8 : kUnit;
+}
+
 // A width near n that the format's blocks divide; for formats without blocks n itself.
 inline int64_t fitting_cols(Format format, int64_t n) {
   const int64_t block = format_info(format).block_elements;

@@ -54,7 +54,7 @@ inline std::vector<GoldenCase> goldens(const std::string& fixture) {
 struct RigOptions {
   int threads = 2, block_tokens = 32, sequences = 1;
   KvType kv = KvType::kF32;
-  Isa isa = supported_isas().back();
+  Isa isa = default_isa();
 };
 class ModelRig {
  public:
@@ -66,6 +66,7 @@ class ModelRig {
     model_.config = files_->config;
     model_.weights = load_weights(model_.config, files_->binding, files_->checkpoint.directory, *backend_, {});
     rope_ = std::make_unique<RopeTable>(model_.config.rope, model_.config.context_length);
+    files_->store->choose_layouts([&](Format f) { return backend_->weight_layout(Op::kExperts, f); });
     experts_ = make_all_resident(model_.config, *files_->store, *backend_);
     KvOptions kv;
     kv.type = o.kv, kv.block_tokens = o.block_tokens, kv.max_sequences = o.sequences;

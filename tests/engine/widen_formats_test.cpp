@@ -139,6 +139,7 @@ Answers answers(const fs::path& model) {
   options.all_resident = true;
   options.ctx_size = 128;
   options.max_logit_rows = 64;
+  options.activations = "f32";
   options.cache_type_k = options.cache_type_v = "f32";
   options.threads = 2;
   Engine engine(open_model(model), options, log);

@@ -59,6 +59,7 @@ void compare_prompt(Engine& engine, const GoldenCase& golden, bool logits_only, 
   }
   for (size_t i = 0; i < logits.size(); ++i) {
     const double error = std::fabs(double(logits[i]) - double(golden.logits[i]));
+    report.max_logit = std::max(report.max_logit, std::fabs(double(golden.logits[i])));
     report.max_logit_error =
         std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(report.max_logit_error, error);
   }
@@ -118,12 +119,14 @@ std::string FixtureReport::text() const {
                      expert_rows - wrong_expert_rows, expert_rows, greedy_tokens - wrong_greedy_tokens, greedy_tokens);
 }
 
-FixtureReport check_fixture(const Fixture& fixture, const std::string& expert_memory, const std::string& isa) {
+FixtureReport check_fixture(const Fixture& fixture, const std::string& expert_memory, const std::string& isa,
+                            const std::string& activations) {
   static const Log log;
   EngineOptions options;
   options.all_resident = expert_memory == "resident";
   if (!options.all_resident) options.expert_memory = expert_memory;
   options.isa = isa;
+  options.activations = activations;
   options.ctx_size = 512;
   options.max_logit_rows = 512;
   options.cache_type_k = options.cache_type_v = "f32";

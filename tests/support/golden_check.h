@@ -23,6 +23,7 @@ std::vector<Fixture> all_fixtures();
 
 struct FixtureReport {
   double max_logit_error = 0;
+  double max_logit = 0;  ///< largest magnitude of the golden ones
   int64_t expert_rows = 0, wrong_expert_rows = 0;
   int64_t greedy_tokens = 0, wrong_greedy_tokens = 0;
   bool pass(const Fixture& f) const {
@@ -32,7 +33,9 @@ struct FixtureReport {
 };
 
 /// expert_memory: a budget ("100%", "min"), or "resident" for every expert in memory without a cache.
-FixtureReport check_fixture(const Fixture& fixture, const std::string& expert_memory, const std::string& isa = "auto");
+/// activations "f32" for the tolerances above; "q8" rounds to 8 bits what meets weights of 8 bits and fewer.
+FixtureReport check_fixture(const Fixture& fixture, const std::string& expert_memory, const std::string& isa = "auto",
+                            const std::string& activations = "f32");
 
 /// Greedy continuation of `count` tokens after a prompt, fed in chunks of `chunk` tokens (0: at once).
 std::vector<TokenId> greedy_tokens(Engine& engine, const std::vector<TokenId>& prompt, int count, int chunk = 0);

@@ -177,13 +177,14 @@ TEST(Load, RowsInPieces) {
     size_t largest = 0;
     ef::for_each_rows(directory, t, most, [&](int64_t first, int64_t rows, std::span<const std::byte> bytes) {
       EXPECT_EQ(first, next);
+      EXPECT_EQ(first % 16, 0);
       EXPECT_EQ(bytes.size(), size_t(rows) * 128);
       next += rows;
       largest = std::max(largest, bytes.size());
       joined.insert(joined.end(), bytes.begin(), bytes.end());
     });
     EXPECT_EQ(joined, whole);
-    EXPECT_LE(largest, std::max<uint64_t>(most, 128));
+    EXPECT_LE(largest, std::max<uint64_t>(most, 16 * 128));  // at least a tile of rows
   }
   const ef::AlignedBuffer loaded = ef::load_tensor(directory, t);
   EXPECT_TRUE(std::equal(whole.begin(), whole.end(), loaded.bytes().begin(), loaded.bytes().end()));

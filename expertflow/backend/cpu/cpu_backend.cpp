@@ -23,6 +23,8 @@ constexpr int64_t kSimpleGrain = 64 << 10;
 
 const cpu::Kernels& kernels_for([[maybe_unused]] Isa isa) {
 #ifdef EF_CPU_X86
+  if (isa == Isa::kAvx512Bf16) return cpu::avx512_bf16_kernels();
+  if (isa == Isa::kAvx512Vnni) return cpu::avx512_vnni_kernels();
   if (isa == Isa::kAvx512) return cpu::avx512_kernels();
   if (isa == Isa::kAvx2) return cpu::avx2_kernels();
 #endif
@@ -38,10 +40,19 @@ class CpuStream final : public Stream {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(ThreadPool& pool, Isa isa)
-      : pool_(pool), isa_(isa), scratch_(pool.size()), context_{kernels_for(isa), pool_, scratch_} {}
+  CpuBackend(ThreadPool& pool, Isa isa, Activations activations)
+      : pool_(pool),
+        isa_(isa),
+        activations_(activations),
+        scratch_(pool.size()),
+        context_{kernels_for(isa), pool_, scratch_} {}
 
   std::string_view name() const override { return "cpu"; }
+  MatrixLayout weight_layout(Op op, Format format) const override {
+    const bool product = (op == Op::kLinear || op == Op::kExperts) && activations_ == Activations::kQ8;
+    return product && context_.kernels.tiles && context_.kernels.tiles[int(format)].fn ? MatrixLayout::kTiles16
+                                                                                       : MatrixLayout::kRows;
+  }
   std::string description() const override {
     return fmt::format("cpu ({}, {} thread{})", isa_name(isa_), pool_.size(), pool_.size() == 1 ? "" : "s");
   }
@@ -171,6 +182,7 @@ class CpuBackend final : public Backend {
 
   ThreadPool& pool_;
   Isa isa_;
+  Activations activations_;
   cpu::Scratch scratch_;
   Context context_;
 };
@@ -180,9 +192,17 @@ class CpuBackend final : public Backend {
 uint64_t cpu_scratch_bytes(int threads, int heads, int kv_heads, int64_t context) {
   const int64_t floats =
       threads * cpu::attention_scratch_floats(heads, kv_heads, context) + cpu::experts_scratch_floats();
-  return uint64_t(floats) * sizeof(float);
+  return uint64_t(floats) * sizeof(float) + cpu::quantized_scratch_bytes();
 }
 
-std::unique_ptr<Backend> make_cpu_backend(ThreadPool& pool, Isa isa) { return std::make_unique<CpuBackend>(pool, isa); }
+Activations parse_activations(std::string_view name) {
+  if (name == "q8") return Activations::kQ8;
+  if (name == "f32") return Activations::kF32;
+  fail<ConfigError>("activations: expected q8 or f32, found \"{}\"", name);
+}
+
+std::unique_ptr<Backend> make_cpu_backend(ThreadPool& pool, Isa isa, Activations activations) {
+  return std::make_unique<CpuBackend>(pool, isa, activations);
+}
 
 }  // namespace ef

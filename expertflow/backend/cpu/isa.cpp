@@ -10,19 +10,27 @@ struct IsaRow {
   Isa isa;
   std::string_view name;
   bool (*supported)();
+  bool by_itself;  // "auto" may choose it
 };
 // __builtin_cpu_supports asks the processor and the operating system (saved registers).
-constexpr IsaRow kIsas[] = {
-    {Isa::kReference, "reference", [] { return true; }},
 #ifdef EF_CPU_X86
-    {Isa::kAvx2, "avx2",
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
-    {Isa::kAvx512, "avx512",
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-              __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-     }},
+bool avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool avx512() {
+  return avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool avx512_vnni() { return avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool avx512_bf16() { return avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+constexpr IsaRow kIsas[] = {
+    {Isa::kReference, "reference", [] { return true; }, true},
+#ifdef EF_CPU_X86
+    {Isa::kAvx2, "avx2", avx2, true},
+    {Isa::kAvx512, "avx512", avx512, true},
+    {Isa::kAvx512Vnni, "avx512-vnni", avx512_vnni, true},
+    {Isa::kAvx512Bf16, "avx512-bf16", avx512_bf16, false},
 #endif
 };
 }  // namespace
@@ -34,6 +42,13 @@ std::vector<Isa> supported_isas() {
   return isas;
 }
 
+Isa default_isa() {
+  Isa best = Isa::kReference;
+  for (const IsaRow& row : kIsas)
+    if (row.by_itself && row.supported()) best = row.isa;
+  return best;
+}
+
 std::string_view isa_name(Isa isa) {
   for (const IsaRow& row : kIsas)
     if (row.isa == isa) return row.name;
@@ -41,14 +56,14 @@ std::string_view isa_name(Isa isa) {
 }
 
 Isa parse_isa(std::string_view name) {
-  if (name == "auto") return supported_isas().back();
+  if (name == "auto") return default_isa();
   std::string known = "auto";
   for (const IsaRow& row : kIsas) {
     known += ", ";
     known += row.name;
     if (name != row.name) continue;
     EF_CHECK(row.supported(), ConfigError, "instruction set {}: this processor lacks it (its best is {})", name,
-             isa_name(supported_isas().back()));
+             isa_name(default_isa()));
     return row.isa;
   }
   fail<ConfigError>("unknown instruction set \"{}\": expected one of {}", name, known);

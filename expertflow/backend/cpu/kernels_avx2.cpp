@@ -74,6 +74,78 @@ struct BF16 {
   static V load_part(const std::byte* p, int n) { return widen(load_halves(p, n)); }
 };
 
+// ---- integers, for tiles_simd.h
+using I = __m256i;
+constexpr int kTileRowBlock = 4;
+inline I load_words(const std::byte* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline I all_of(int v) { return _mm256_set1_epi32(v); }
+inline I act(const int8_t* p) {
+  int word;
+  __builtin_memcpy(&word, p, 4);
+  return _mm256_set1_epi32(word);
+}
+inline I both(I a, I b) { return _mm256_and_si256(a, b); }
+inline I either(I a, I b) { return _mm256_or_si256(a, b); }
+inline I left(I v, int n) { return _mm256_sll_epi32(v, _mm_cvtsi32_si128(n)); }
+inline I right(I v, int n) { return _mm256_srl_epi32(v, _mm_cvtsi32_si128(n)); }
+inline I right_signed(I v, int n) { return _mm256_sra_epi32(v, _mm_cvtsi32_si128(n)); }
+inline I less(I v, int n) { return _mm256_sub_epi32(v, _mm256_set1_epi32(n)); }
+inline I lookup(const signed char* table, I codes) {
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), codes);
+}
+inline V to_float(I v) { return _mm256_cvtepi32_ps(v); }
+inline V load_f16(const std::byte* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline I load_u16(const std::byte* p) {
+  return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline I load_u8(const std::byte* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+// 2^(e - 128); 255 is NaN.
+inline V power_of_two_half(I e) {
+  const I normal = _mm256_slli_epi32(less(e, 1), 23);
+  const I tiny = _mm256_sllv_epi32(all_of(0x00200000), e);
+  const I number = _mm256_blendv_epi8(normal, tiny, _mm256_cmpgt_epi32(all_of(2), e));
+  return _mm256_castsi256_ps(_mm256_blendv_epi8(number, all_of(0x7fc00000), _mm256_cmpeq_epi32(e, all_of(255))));
+}
+inline float max_lane(V v) {
+  const __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
+}
+// Rounds to nearest, ties to even; returns their sum.
+inline int store_codes(int8_t* out, V v) {
+  const I codes = _mm256_cvtps_epi32(v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(words, words));
+  const __m128i ones = _mm_madd_epi16(words, _mm_set1_epi16(1));
+  const __m128i two = _mm_add_epi32(ones, _mm_unpackhi_epi64(ones, ones));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
+
+// Unsigned codes times signed activations, in pairs to 16 bits. The pairs of a whole group stay there where they fit.
+template <class T>
+struct Sums {
+  static constexpr bool kNarrow = !T::kSigned && T::kGroup / 4 * 2 * 127 * T::kMaxCode <= 32767;
+  static I prepare(I codes) { return codes; }
+  void begin(const int32_t* at) { start = at, sum = _mm256_setzero_si256(); }
+  void add(I codes, I x) {
+    const I pairs = T::kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
+                               : _mm256_maddubs_epi16(codes, x);
+    if constexpr (kNarrow)
+      sum = _mm256_add_epi16(sum, pairs);
+    else
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  I total() const {
+    const I words = kNarrow ? _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) : sum;
+    return T::kSigned ? words : _mm256_add_epi32(words, _mm256_set1_epi32(*start));
+  }
+  const int32_t* start;
+  I sum;
+};
+
 }  // namespace
 }  // namespace ef::cpu
 

@@ -1,64 +1,43 @@
-// AVX-512 F, BW, DQ, VL: sixteen lanes.
+// AVX-512 F, BW, DQ, VL.
 #ifdef EF_CPU_X86
-#include <immintrin.h>
-
-#include "expertflow/backend/cpu/kernels.h"
+#include "expertflow/backend/cpu/lanes_avx512.h"
 
 namespace ef::cpu {
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int kRowBlock = 6;
-using V = __m512;
-using Part = __mmask16;
-
-inline V zero() { return _mm512_setzero_ps(); }
-inline V set1(float v) { return _mm512_set1_ps(v); }
-inline V add(V a, V b) { return _mm512_add_ps(a, b); }
-inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }
-inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
-inline V div(V a, V b) { return _mm512_div_ps(a, b); }
-inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-inline V min(V a, V b) { return _mm512_min_ps(a, b); }
-inline V max(V a, V b) { return _mm512_max_ps(a, b); }
-inline V round(V v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline V pow2_of_rounded(V n) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
-}
-inline __m128 fold(V v) {
-  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-
-inline Part part_of(int n) { return Part((1u << n) - 1u); }
-inline V load(const float* p) { return _mm512_loadu_ps(p); }
-inline void store(float* p, V v) { _mm512_storeu_ps(p, v); }
-inline V load_part(const float* p, Part part) { return _mm512_maskz_loadu_ps(part, p); }
-inline void store_part(float* p, V v, Part part) { _mm512_mask_storeu_ps(p, part, v); }
-inline V keep(V v, Part part) { return _mm512_maskz_mov_ps(part, v); }
-
-// sixteen codes: out = scale * code [+ offset]
-inline V codes_of(__m128i codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)); }
-inline void put16(float* out, __m128i codes, V scale) { store(out, mul(scale, codes_of(codes))); }
-inline void put16(float* out, __m128i codes, V scale, V offset) {
-  store(out, add(mul(scale, codes_of(codes)), offset));
-}
-
-struct F32 {
-  static constexpr int kBytes = 4;
-  static V load(const std::byte* p) { return _mm512_loadu_ps(p); }
-  static V load_part(const std::byte* p, int n) { return _mm512_maskz_loadu_ps(part_of(n), p); }
-};
-struct F16 {
-  static constexpr int kBytes = 2;
-  static V load(const std::byte* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-  static V load_part(const std::byte* p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(part_of(n), p)); }
-};
-struct BF16 {
-  static constexpr int kBytes = 2;
-  static V widen(__m256i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
-  static V load(const std::byte* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-  static V load_part(const std::byte* p, int n) { return widen(_mm256_maskz_loadu_epi16(part_of(n), p)); }
+// Unsigned codes times signed activations, in pairs to 16 bits. The pairs of a whole group stay there where they fit.
+template <class T>
+struct Sums {
+  static constexpr bool kNarrow = !T::kSigned && T::kGroup / 4 * 2 * 127 * T::kMaxCode <= 32767;
+  struct Codes {
+    I magnitude;
+    __mmask64 negative;
+  };
+  static auto prepare(I codes) {
+    if constexpr (T::kSigned)
+      return Codes{_mm512_abs_epi8(codes), _mm512_movepi8_mask(codes)};
+    else
+      return codes;
+  }
+  void begin(const int32_t* at) { start = at, sum = _mm512_setzero_si512(); }
+  template <class C>
+  void add(const C& codes, I x) {
+    I pairs;
+    if constexpr (T::kSigned)
+      pairs = _mm512_maddubs_epi16(codes.magnitude, _mm512_mask_sub_epi8(x, codes.negative, _mm512_setzero_si512(), x));
+    else
+      pairs = _mm512_maddubs_epi16(codes, x);
+    if constexpr (kNarrow)
+      sum = _mm512_add_epi16(sum, pairs);
+    else
+      sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  }
+  I total() const {
+    const I words = kNarrow ? _mm512_madd_epi16(sum, _mm512_set1_epi16(1)) : sum;
+    return T::kSigned ? words : _mm512_add_epi32(words, _mm512_set1_epi32(*start));
+  }
+  const int32_t* start;
+  I sum;
 };
 
 }  // namespace

@@ -105,12 +105,15 @@ void clamped_swiglu(const float* gate, const float* up, float* out, int64_t n, f
 const Kernels& reference_kernels() {
   static constexpr Kernels kernels = {
       .matmul = {matmul<F32>, matmul<F16>, matmul<BF16>},
+      .bf16_weights = nullptr,
       .weighted_sum = {weighted_sum<F32>, weighted_sum<F16>, weighted_sum<BF16>},
       .scale_max = scale_max,
       .exp_sum = exp_sum,
       .silu_mul = silu_mul,
       .clamped_swiglu = clamped_swiglu,
       .dequantize = nullptr,
+      .quantize_row = nullptr,
+      .tiles = nullptr,
   };
   return kernels;
 }

@@ -21,6 +21,31 @@ inline __m128 add_lanes(V a, V b, V c, V d) {
   return _mm_add_ps(_mm_add_ps(q0, q2), _mm_add_ps(q1, q3));
 }
 
+// With so few rows of x the weights take longer to come than to be used: the next M rows are asked for meanwhile.
+constexpr int kMemoryBoundRows = 2;
+template <int M>
+void prefetch_rows(const MatmulTile& a, const std::byte* w) {
+  _mm_prefetch(reinterpret_cast<const char*>(w + M * a.w_stride), _MM_HINT_T0);
+}
+
+// The lane sums of a block, biases added.
+template <int M, int N>
+void store_block(const MatmulTile& a, int64_t i, int64_t r, const V (&sum)[M][N]) {
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) {
+    float* out = a.out[r + n] + a.out_begin + i;
+    if constexpr (M == 4) {
+      __m128 v = add_lanes(sum[0][n], sum[1][n], sum[2][n], sum[3][n]);
+      if (a.bias) v = _mm_add_ps(v, _mm_loadu_ps(a.bias + i));
+      _mm_storeu_ps(out, v);
+    } else {
+      static_assert(M == 1);
+      const float v = add_lanes(sum[0][n]);
+      *out = a.bias ? v + a.bias[i] : v;
+    }
+  }
+}
+
 // M rows of w against N rows of x. One vector accumulator an element whatever M and N are: the order of summation is
 // fixed.
 template <class T, int M, int N>
@@ -45,6 +70,7 @@ void block(const MatmulTile& a, int64_t i, int64_t r) {
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const V ws = T::load(w[m] + k * T::kBytes);
+      if constexpr (N <= kMemoryBoundRows) prefetch_rows<M>(a, w[m] + k * T::kBytes);
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) sum[m][n] = fma(ws, xs[n], sum[m][n]);
     }
@@ -60,19 +86,7 @@ void block(const MatmulTile& a, int64_t i, int64_t r) {
     }
   }
 
-#pragma GCC unroll 8
-  for (int n = 0; n < N; ++n) {
-    float* out = a.out[r + n] + a.out_begin + i;
-    if constexpr (M == 4) {
-      __m128 v = add_lanes(sum[0][n], sum[1][n], sum[2][n], sum[3][n]);
-      if (a.bias) v = _mm_add_ps(v, _mm_loadu_ps(a.bias + i));
-      _mm_storeu_ps(out, v);
-    } else {
-      static_assert(M == 1);
-      const float v = add_lanes(sum[0][n]);
-      *out = a.bias ? v + a.bias[i] : v;
-    }
-  }
+  store_block<M, N>(a, i, r, sum);
 }
 
 template <class T, int N>
@@ -233,14 +247,25 @@ void clamped_swiglu(const float* gate, const float* up, float* out, int64_t n, f
   });
 }
 
+}  // namespace
+}  // namespace ef::cpu
+
+#include "expertflow/backend/cpu/tiles_simd.h"
+
+namespace ef::cpu {
+namespace {
+
 constexpr Kernels kKernels = {
     .matmul = {matmul<F32>, matmul<F16>, matmul<BF16>},
+    .bf16_weights = nullptr,
     .weighted_sum = {weighted_sum<F32>, weighted_sum<F16>, weighted_sum<BF16>},
     .scale_max = scale_max,
     .exp_sum = exp_sum,
     .silu_mul = silu_mul,
     .clamped_swiglu = clamped_swiglu,
     .dequantize = kDequantize.row,
+    .quantize_row = quantize_row,
+    .tiles = kTiles.row,
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Matrix products and attention of the CPU backend, per format and instruction set, beside this machine's measured
 // memory bandwidth. Rows: 1 is decode (bytes matter), more is prefill (arithmetic matters).
-//   bench_ops [--threads N] [--isa NAME] [--format NAME] [--rows 1,512] [--cols 2048] [--megabytes 1024] [--seconds 0.3]
+//   bench_ops [--threads N] [--isa NAME] [--format NAME] [--rows 1,512] [--cols 2048] [--megabytes 1024] [--seconds
+//   0.3]
 //   [--clock wall|cpu]
 // On a machine shared with other programs, --clock cpu counts this program's own time (per thread).
 #include <fmt/format.h>

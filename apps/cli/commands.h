@@ -15,12 +15,11 @@ void add_inspect(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);
 void add_perplexity(CLI::App& app, int& exit_code);
 void add_widen(CLI::App& app, int& exit_code);
+void add_bench(CLI::App& app, int& exit_code);
 
 /// The one table of commands.
-inline constexpr Command kCommands[] = {{"run", add_run},
-                                        {"inspect", add_inspect},
-                                        {"verify", add_verify},
-                                        {"perplexity", add_perplexity},
-                                        {"widen", add_widen}};
+inline constexpr Command kCommands[] = {
+    {"run", add_run},       {"bench", add_bench},           {"inspect", add_inspect},
+    {"verify", add_verify}, {"perplexity", add_perplexity}, {"widen", add_widen}};
 
 }  // namespace ef::cli

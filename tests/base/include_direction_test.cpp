@@ -15,8 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // From the bottom up: a layer may include itself and what stands before it.
-constexpr std::array kLadder = {"base",  "quant",    "backend", "weights", "model",
-                                "cache", "transfer", "predict", "sched",   "engine"};
+constexpr std::array kLadder = {"base",     "quant",   "backend", "weights", "model",  "cache",
+                                "transfer", "predict", "sched",   "engine",  "measure"};
 
 bool starts_with(std::string_view text, std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; }
 
@@ -115,7 +115,9 @@ SourceReport check_sources(const fs::path& root) {
   constexpr std::array kExtensions = {".h", ".cpp", ".cu", ".cuh"};
   for (const char* folder : {"expertflow", "apps", "bench", "tests"}) {
     if (!fs::exists(root / folder)) continue;
-    for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
+    for (auto it = fs::recursive_directory_iterator(root / folder); it != fs::recursive_directory_iterator(); ++it) {
+      const fs::directory_entry& entry = *it;
+      if (entry.path().filename() == "node_modules") it.disable_recursion_pending();  // a peer's, installed by npm
       const bool source =
           std::find(kExtensions.begin(), kExtensions.end(), entry.path().extension()) != kExtensions.end();
       if (entry.is_regular_file() && source) check_file(root, entry.path(), report);

@@ -1,0 +1,240 @@
+// bench: speed of prompts and of decoding, beside what the machine could do.
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <fstream>
+#include <iterator>
+
+#include "apps/cli/bench_report.h"
+#include "apps/cli/commands.h"
+#include "apps/cli/common.h"
+#include "apps/cli/options_cli11.h"
+#include "expertflow/backend/cpu/cpu_backend.h"
+#include "expertflow/base/errors.h"
+#include "expertflow/base/topology.h"
+#include "expertflow/engine/sequence.h"
+#include "expertflow/engine/text_model.h"
+
+namespace ef::cli {
+
+namespace {
+
+struct BenchCommand {
+  CommonOptions common;
+  EngineOptions engine;
+  std::string prompts = "512", gens = "128", depths = "0", threads = "0", isas = "auto", budgets = "auto";
+  std::vector<std::string> pairs;
+  int repetitions = 5;
+  std::string output = "md", text;
+  int64_t seed = 1;
+  bool no_warm_up = false, no_peaks = false;
+
+  template <class Visitor>
+  void for_each(Visitor&& visit) {
+    visit(prompts, {"-p,--n-prompt", "tokens of a prompt, one test each (128,512); 0: none"});
+    visit(gens, {"-n,--n-gen", "tokens decoded one by one, one test each; 0: none"});
+    visit(pairs, {"--pg", "a prompt and tokens after it in one test, \"512,128\" (repeat for more) (-pg)"});
+    visit(depths, {"-d,--n-depth", "tokens of context before each test (0,1024)"});
+    visit(repetitions, {"-r,--repetitions", "timed runs of each test"});
+    visit(threads, {"-t,--threads", "compute threads (1,2), 0: as run chooses them"});
+    visit(isas, {"--isa", "CPU instruction sets (avx2,avx512), see run --help"});
+    visit(budgets, {"--expert-memory,--expert-cache-size", "budgets for experts (40%,6GiB), see run --help"});
+    visit(output, {"-o,--output", "md, json or csv"});
+    visit(text, {"--text", "take tokens from this text file rather than at random"});
+    visit(seed, {"-s,--seed", "of the random tokens"});
+    visit(no_warm_up, {"--no-warmup", "time the first run too"});
+    visit(no_peaks, {"--no-peaks", "do not measure what the machine can do: no bounds"});
+  }
+};
+
+std::vector<std::string> split(const std::string& list, const char* flag) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  do {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    parts.push_back(list.substr(begin, end - begin));
+    EF_CHECK(!parts.back().empty(), ConfigError, "{}: expected values separated by commas, found \"{}\"", flag, list);
+    begin = end + 1;
+  } while (begin <= list.size());
+  return parts;
+}
+
+std::vector<int> numbers(const std::string& list, const char* flag) {
+  constexpr int kMost = 1 << 24;
+  std::vector<int> out;
+  for (const std::string& part : split(list, flag)) {
+    int value = -1;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    EF_CHECK(error == std::errc() && end == part.data() + part.size() && value >= 0 && value <= kMost, ConfigError,
+             "{}: expected numbers from 0 to {}, found \"{}\"", flag, kMost, part);
+    out.push_back(value);
+  }
+  return out;
+}
+
+std::vector<BenchTest> tests_of(const BenchCommand& o) {
+  std::vector<BenchTest> tests;
+  for (const int depth : numbers(o.depths, "--n-depth")) {
+    for (const int prompt : numbers(o.prompts, "--n-prompt"))
+      if (prompt > 0) tests.push_back({prompt, 0, depth});
+    for (const int gen : numbers(o.gens, "--n-gen"))
+      if (gen > 0) tests.push_back({0, gen, depth});
+    for (const std::string& pair : o.pairs) {
+      const std::vector<int> values = numbers(pair, "--pg");
+      EF_CHECK(values.size() == 2 && values[0] > 0 && values[1] > 0, ConfigError,
+               "--pg: expected tokens of a prompt and tokens after it (512,128), found \"{}\"", pair);
+      tests.push_back({values[0], values[1], depth});
+    }
+  }
+  EF_CHECK(!tests.empty(), ConfigError, "--n-prompt, --n-gen, --pg: nothing to run");
+  return tests;
+}
+
+TokenStream stream_of(const BenchCommand& o, const ModelFiles& files, std::string& description) {
+  if (o.text.empty()) {
+    description = fmt::format("seed {}", o.seed);
+    return TokenStream(files.config.vocab, uint64_t(o.seed));
+  }
+  const auto tokenizer = load_tokenizer(files.checkpoint);
+  EF_CHECK(tokenizer.has_value(), ModelError, "{}: --text needs a tokenizer, the model brings none", o.common.model);
+  std::vector<TokenId> ids = tokenizer->encode(read_named_file("--text", o.text));
+  EF_CHECK(!ids.empty(), ConfigError, "--text: {} holds no token", o.text);
+  description = fmt::format("{} ({} tokens, gone round at its end)", o.text, ids.size());
+  return TokenStream(std::move(ids));
+}
+
+// The largest file of the model: where its disk is measured.
+std::filesystem::path largest_file(const ModelFiles& files) {
+  const TensorDirectory& directory = files.checkpoint.directory;
+  int largest = 0;
+  for (int i = 1; i < directory.file_count(); ++i)
+    if (directory.file(i).size() > directory.file(largest).size()) largest = i;
+  return directory.file(largest).name();
+}
+
+// As the kernel has it: what was typed, words separated by spaces.
+std::string command_line() {
+  std::ifstream in("/proc/self/cmdline", std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  while (!text.empty() && text.back() == 0) text.pop_back();
+  std::replace(text.begin(), text.end(), char(0), ' ');
+  return text;
+}
+
+// The memory probe's buffer: far beyond caches where memory allows.
+uint64_t probe_bytes() {
+  const uint64_t left = read_memory_info().left().value_or(8ull << 30);
+  return std::clamp<uint64_t>(left / 4, 64ull << 20, 2ull << 30);
+}
+
+class Bench {
+ public:
+  explicit Bench(const BenchCommand& o) : o_(o), log_(o.common.make_log()), tests_(tests_of(o)) {}
+
+  BenchReport run() {
+    const auto files = open_model(o_.common.model);
+    describe(*files);
+    const TokenStream stream = stream_of(o_, *files, report_.tokens_from);
+    int longest = 0;
+    for (const BenchTest& test : tests_) longest = std::max(longest, test.length());
+    report_.stream = stream.slice(0, uint64_t(longest) * uint64_t(o_.repetitions + 1));
+    const std::filesystem::path file = largest_file(*files);
+    DiskPeak disk;
+    disk.reason = "--no-peaks";
+    if (!o_.no_peaks) disk = measure_disk_read(file);
+    for (const int threads : numbers(o_.threads, "--threads"))
+      for (const std::string& isa : split(o_.isas, "--isa")) {
+        const std::string isa_found(isa_name(parse_isa(isa)));
+        const Peaks peaks = measure_peaks(threads, isa_found, disk);
+        for (const std::string& budget : split(o_.budgets, "--expert-memory")) {
+          EngineOptions options = o_.engine;
+          options.threads = threads, options.isa = isa, options.expert_memory = budget;
+          options.ctx_size = longest, options.parallel = 1;
+          run_engine(options, isa_found, peaks, stream, cached_share(file));
+        }
+      }
+    return std::move(report_);
+  }
+
+ private:
+  void describe(const ModelFiles& files) {
+    report_.command = command_line();
+    report_.model = o_.common.model;
+    report_.architecture = files.config.arch;
+    report_.file_bytes = files.checkpoint.directory.total_bytes();
+    report_.resident_bytes = files.binding.resident_bytes;
+    report_.expert_bytes_per_token = work_of(files).expert_bytes;
+    report_.repetitions = o_.repetitions;
+    report_.warm_up = !o_.no_warm_up;
+    report_.machine = machine_facts();
+    for (const Isa isa : supported_isas()) report_.isas.emplace_back(isa_name(isa));
+  }
+
+  Peaks measure_peaks(int threads, const std::string& isa, const DiskPeak& disk) const {
+    if (o_.no_peaks) return {{}, {}, disk};
+    ThreadPool pool(threads);
+    return {measure_memory_read(pool, probe_bytes()), measure_compute(pool, isa), disk};
+  }
+
+  void run_engine(const EngineOptions& options, const std::string& isa, const Peaks& peaks, const TokenStream& stream,
+                  double cached) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto since = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+    const auto engine = load_engine(o_.common, options, *log_);
+    BenchSetup setup;
+    setup.threads = options.threads > 0 ? options.threads : default_threads();
+    setup.ubatch = engine->options().ubatch, setup.isa = isa, setup.expert_memory = options.expert_memory;
+    setup.cache_type = options.cache_type_k;
+    setup.budget_bytes = engine->plan().expert_budget, setup.expert_bytes = engine->plan().expert_total;
+    setup.cached_share = cached;
+    setup.setup_seconds = since();
+    {
+      Sequence sequence(*engine, 1);
+      const TokenId token = stream.at(0);
+      sequence.feed(std::span(&token, 1));
+    }
+    setup.first_token_seconds = since() - setup.setup_seconds;
+    for (const BenchTest& test : tests_) {
+      log_->info("bench: {}, {} threads, {}, {}", test.name(), setup.threads, isa, options.expert_memory);
+      report_.rows.push_back({setup, peaks, run_bench(*engine, test, stream, {o_.repetitions, !o_.no_warm_up})});
+    }
+  }
+
+  const BenchCommand& o_;
+  std::unique_ptr<Log> log_;
+  std::vector<BenchTest> tests_;
+  BenchReport report_;
+};
+
+int run_bench_command(const BenchCommand& o) {
+  o.common.check();
+  EF_CHECK(o.output == "md" || o.output == "json" || o.output == "csv", ConfigError,
+           "--output: expected md, json or csv, found \"{}\"", o.output);
+  EF_CHECK(o.repetitions >= 1 && o.repetitions <= 10000, ConfigError, "--repetitions: expected 1 to 10000, found {}",
+           o.repetitions);
+  EF_CHECK(o.text.empty() || o.seed == BenchCommand().seed, ConfigError, "--seed: has no effect with --text");
+  const BenchReport report = Bench(o).run();
+  if (o.output == "json")
+    fmt::print("{}\n", bench_json(report).dump(1));
+  else
+    fmt::print("{}", o.output == "csv" ? bench_csv(report) : bench_markdown(report));
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<BenchCommand>();
+  CLI::App* command = app.add_subcommand("bench", "Speed of prompts and decoding beside what the machine could do");
+  bind_options(*command, options->common);
+  bind_options(*command, *options);
+  // Lists of bench's own stand for these; the context is as long as the tests need.
+  EngineOptions& engine = options->engine;
+  const std::vector<const void*> own = {&engine.expert_memory, &engine.threads, &engine.isa, &engine.ctx_size};
+  engine.for_each([bind = Binder(*command), &own](auto& member, const OptionInfo& info) {
+    if (std::find(own.begin(), own.end(), static_cast<const void*>(&member)) == own.end()) bind(member, info);
+  });
+  command->callback([options, &exit_code] { exit_code = run_bench_command(*options); });
+}
+
+}  // namespace ef::cli

@@ -1,0 +1,228 @@
+#include "apps/cli/bench_report.h"
+
+#include "apps/cli/common.h"
+
+namespace ef::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double gb(double bytes) { return bytes / 1e9; }
+
+Json spread_json(const Spread& s) {
+  return {{"mean", s.mean}, {"stddev", s.deviation}, {"median", s.median}, {"min", s.least}, {"max", s.most}};
+}
+
+// What the columns of every output are made of.
+struct Figures {
+  explicit Figures(const BenchRow& row)
+      : bounds(bounds_of(row.result, row.peaks)), rate(spread_of(row.result.rates())) {
+    const BenchResult& r = row.result;
+    const double tokens = r.test.tokens(), seconds = tokens / rate.mean;
+    bound_rate = bounds.seconds() > 0 ? tokens / bounds.seconds() : 0;
+    share = bound_rate > 0 ? rate.mean / bound_rate : 0;
+    clairvoyant_rate = bounds.clairvoyant_seconds() > 0 ? tokens / bounds.clairvoyant_seconds() : 0;
+    memory_rate = r.mean(&BenchSample::weight_bytes) / seconds;
+    disk_rate = r.mean(&BenchSample::bytes_read) / seconds;
+    weight_bytes_per_token = r.mean(&BenchSample::weight_bytes) / tokens;
+    read_per_token = r.mean(&BenchSample::bytes_read) / tokens;
+    clairvoyant_per_token = r.clairvoyant_bytes / tokens;
+    const double asked = r.mean(&BenchSample::hits) + r.mean(&BenchSample::misses);
+    hit_rate = asked > 0 ? r.mean(&BenchSample::hits) / asked : 1;
+    stall_per_token = r.mean(&BenchSample::stall_seconds) / tokens;
+  }
+  Bounds bounds;
+  Spread rate;
+  double bound_rate, share, clairvoyant_rate, memory_rate, disk_rate, weight_bytes_per_token, read_per_token,
+      clairvoyant_per_token, hit_rate, stall_per_token;
+};
+
+Json peaks_json(const Peaks& p) {
+  Json disk = nullptr;
+  if (p.disk.bytes_per_second > 0)
+    disk = {{"gb_s", gb(p.disk.bytes_per_second)}, {"readers", p.disk.readers}};
+  else
+    disk = {{"gb_s", nullptr}, {"reason", p.disk.reason}};
+  const auto giga = [](double v) { return v > 0 ? Json(v / 1e9) : Json(nullptr); };
+  return {{"memory_read_gb_s", p.memory.bytes_per_second > 0 ? Json(gb(p.memory.bytes_per_second)) : Json(nullptr)},
+          {"memory_buffer_bytes", p.memory.buffer_bytes},
+          {"memory_buffer_beyond_caches", p.memory.beyond_caches},
+          {"int8_gop_s", giga(p.compute.blocks)},
+          {"half_gflop_s", giga(p.compute.half)},
+          {"f32_gflop_s", giga(p.compute.f32)},
+          {"disk", disk}};
+}
+
+Json samples_json(const BenchResult& result) {
+  Json samples = Json::array();
+  for (const BenchSample& s : result.samples)
+    samples.push_back({{"seconds", s.seconds()},
+                       {"prompt_seconds", s.prompt_seconds},
+                       {"decode_seconds", s.decode_seconds},
+                       {"hits", s.hits},
+                       {"misses", s.misses},
+                       {"bytes_read", s.bytes_read},
+                       {"evictions", s.evictions},
+                       {"stall_seconds", s.stall_seconds},
+                       {"weight_bytes", s.weight_bytes}});
+  return samples;
+}
+
+Json row_json(const BenchRow& row) {
+  const Figures f(row);
+  const BenchTest& test = row.result.test;
+  const auto known = [](double v) { return v > 0 ? Json(v) : Json(nullptr); };
+  return {{"test", test.name()},
+          {"n_prompt", test.prompt},
+          {"n_gen", test.gen},
+          {"n_depth", test.depth},
+          {"threads", row.setup.threads},
+          {"isa", row.setup.isa},
+          {"ubatch", row.setup.ubatch},
+          {"cache_type", row.setup.cache_type},
+          {"expert_memory", row.setup.expert_memory},
+          {"expert_budget_bytes", row.setup.budget_bytes},
+          {"expert_bytes", row.setup.expert_bytes},
+          {"setup_seconds", row.setup.setup_seconds},
+          {"first_token_seconds", row.setup.first_token_seconds},
+          {"page_cache_share_at_start", row.setup.cached_share < 0 ? Json(nullptr) : Json(row.setup.cached_share)},
+          {"tokens_per_second", spread_json(f.rate)},
+          {"weight_bytes_per_token", f.weight_bytes_per_token},
+          {"memory_gb_s", gb(f.memory_rate)},
+          {"operations", row.result.operations.total()},
+          {"bound",
+           {{"by", f.bounds.by()},
+            {"tokens_per_second", known(f.bound_rate)},
+            {"share", known(f.share)},
+            {"memory_seconds", known(f.bounds.memory)},
+            {"compute_seconds", known(f.bounds.compute)},
+            {"disk_seconds", known(f.bounds.disk)}}},
+          {"experts",
+           {{"hit_rate", f.hit_rate},
+            {"bytes_read_per_token", f.read_per_token},
+            {"disk_gb_s", gb(f.disk_rate)},
+            {"stall_seconds_per_token", f.stall_per_token},
+            {"clairvoyant_bytes_per_token", f.clairvoyant_per_token},
+            {"clairvoyant_tokens_per_second", known(f.clairvoyant_rate)}}},
+          {"peaks", peaks_json(row.peaks)},
+          {"samples", samples_json(row.result)}};
+}
+
+std::string memory_text(const BenchSetup& s) {
+  return fmt::format("{} ({:.0f} %)", s.expert_memory, 100.0 * double(s.budget_bytes) / double(s.expert_bytes));
+}
+
+std::string gigas(double value, const char* unit) {
+  return value > 0 ? fmt::format("{:.0f} {}", value / 1e9, unit) : "none measured";
+}
+
+// The peaks, once for each instruction set and number of threads.
+std::string peaks_text(const BenchReport& report) {
+  std::string text, last;
+  for (const BenchRow& row : report.rows) {
+    const Peaks& p = row.peaks;
+    if (p.memory.bytes_per_second == 0) return "peaks: not measured\n";
+    std::string line = fmt::format(
+        "peaks, {} threads, {}: memory read {:.1f} GB/s ({} read over and over{}); 8-bit {}, 16-bit {}, float32 {}",
+        row.setup.threads, row.setup.isa, gb(p.memory.bytes_per_second), human_bytes(p.memory.buffer_bytes),
+        p.memory.beyond_caches ? "" : "; caches hold a good part of it", gigas(p.compute.blocks, "GOP/s"),
+        gigas(p.compute.half, "GFLOP/s"), gigas(p.compute.f32, "GFLOP/s"));
+    line += p.disk.bytes_per_second > 0
+                ? fmt::format("; disk {:.2f} GB/s ({} readers)\n", gb(p.disk.bytes_per_second), p.disk.readers)
+                : fmt::format("; disk: not measured, {}\n", p.disk.reason);
+    if (line != last) text += line;
+    last = line;
+  }
+  return text;
+}
+
+std::string setup_text(const BenchRow& row) {
+  const BenchSetup& s = row.setup;
+  return fmt::format(
+      "setup {:.2f} s, first token {:.3f} s{}\n", s.setup_seconds, s.first_token_seconds,
+      s.cached_share < 0 ? "" : fmt::format(", {:.0f} % of the files in the page cache before", 100 * s.cached_share));
+}
+
+}  // namespace
+
+Json bench_json(const BenchReport& report) {
+  Json rows = Json::array();
+  for (const BenchRow& row : report.rows) rows.push_back(row_json(row));
+  const MachineFacts& m = report.machine;
+  return {{"commit", build_commit()},
+          {"command", report.command},
+          {"machine",
+           {{"cpu", m.cpu},
+            {"processors", m.processors},
+            {"memory_bytes", m.memory_bytes},
+            {"last_level_cache_bytes", m.last_level_cache},
+            {"kernel", m.kernel},
+            {"instruction_sets", report.isas}}},
+          {"model",
+           {{"path", report.model},
+            {"architecture", report.architecture},
+            {"file_bytes", report.file_bytes},
+            {"resident_bytes", report.resident_bytes},
+            {"expert_bytes_per_token", report.expert_bytes_per_token}}},
+          {"tokens_from", report.tokens_from},
+          {"repetitions", report.repetitions},
+          {"warm_up", report.warm_up},
+          {"results", rows},
+          {"token_stream", report.stream}};
+}
+
+std::string bench_markdown(const BenchReport& report) {
+  const MachineFacts& m = report.machine;
+  std::string text = fmt::format("{}: {}, {}\n{}, {} processors, {}, {}; commit {}\n", report.model,
+                                 report.architecture, human_bytes(report.file_bytes), m.cpu, m.processors,
+                                 human_bytes(m.memory_bytes), m.kernel, build_commit());
+  text += fmt::format("{} repetitions, {}, tokens from {}\n", report.repetitions,
+                      report.warm_up ? "one more before them untimed" : "no warm-up", report.tokens_from);
+  text += peaks_text(report);
+  if (!report.rows.empty()) text += setup_text(report.rows.front());
+  if (report.file_bytes < m.last_level_cache)
+    text += "the last-level cache could hold the model: the memory bound may be passed\n";
+  bool reads = false;
+  for (const BenchRow& row : report.rows) reads = reads || row.result.mean(&BenchSample::bytes_read) > 0;
+  text += "\n| test | threads | isa | expert memory | tok/s | bound tok/s | share | GB/s memory |";
+  std::string rule = "| --- | --- | --- | --- | --- | --- | --- | --- |";
+  if (reads) text += " hits | MB read/token | GB/s disk | ms waited/token | clairvoyant bound tok/s |";
+  if (reads) rule += " --- | --- | --- | --- | --- |";
+  text += "\n" + rule + "\n";
+  for (const BenchRow& row : report.rows) {
+    const Figures f(row);
+    const std::string bound = f.bound_rate > 0 ? fmt::format("{:.2f} ({})", f.bound_rate, f.bounds.by()) : "none";
+    text += fmt::format("| {} | {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {:.2f} |", row.result.test.name(),
+                        row.setup.threads, row.setup.isa, memory_text(row.setup), f.rate.mean, f.rate.deviation, bound,
+                        f.share > 0 ? fmt::format("{:.1f} %", 100 * f.share) : "-", gb(f.memory_rate));
+    if (reads)
+      text += fmt::format(" {:.1f} % | {:.2f} | {:.3f} | {:.2f} | {} |", 100 * f.hit_rate, f.read_per_token / 1e6,
+                          gb(f.disk_rate), 1e3 * f.stall_per_token,
+                          f.clairvoyant_rate > 0 ? fmt::format("{:.2f}", f.clairvoyant_rate) : "none");
+    text += "\n";
+  }
+  return text;
+}
+
+std::string bench_csv(const BenchReport& report) {
+  std::string text =
+      "test,n_prompt,n_gen,n_depth,threads,isa,expert_memory,expert_budget_bytes,repetitions,tok_s_mean,tok_s_stddev,"
+      "tok_s_median,tok_s_min,tok_s_max,bound_tok_s,bound_by,share,memory_gb_s,weight_bytes_per_token,hit_rate,"
+      "bytes_read_per_token,disk_gb_s,stall_s_per_token,clairvoyant_tok_s,memory_peak_gb_s,disk_peak_gb_s\n";
+  for (const BenchRow& row : report.rows) {
+    const Figures f(row);
+    const BenchTest& t = row.result.test;
+    text += fmt::format("{},{},{},{},{},{},{},{},{},{:.4f},{:.4f},{:.4f},{:.4f},{:.4f},{:.4f},{},{:.4f},{:.4f},{:.0f},",
+                        t.name(), t.prompt, t.gen, t.depth, row.setup.threads, row.setup.isa, row.setup.expert_memory,
+                        row.setup.budget_bytes, row.result.samples.size(), f.rate.mean, f.rate.deviation, f.rate.median,
+                        f.rate.least, f.rate.most, f.bound_rate, f.bounds.by(), f.share, gb(f.memory_rate),
+                        f.weight_bytes_per_token);
+    text += fmt::format("{:.4f},{:.0f},{:.4f},{:.6f},{:.4f},{:.3f},{:.3f}\n", f.hit_rate, f.read_per_token,
+                        gb(f.disk_rate), f.stall_per_token, f.clairvoyant_rate, gb(row.peaks.memory.bytes_per_second),
+                        gb(row.peaks.disk.bytes_per_second));
+  }
+  return text;
+}
+
+}  // namespace ef::cli

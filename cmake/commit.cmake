@@ -1,0 +1,18 @@
+# Writes the revision of the tree into a source file, only when it changed: cmake -DSOURCE=DIR -DOUT=FILE -P commit.cmake
+set(commit "")
+find_package(Git QUIET)
+if(GIT_FOUND)
+  execute_process(COMMAND ${GIT_EXECUTABLE} -C ${SOURCE} describe --always --dirty --abbrev=12 --exclude=*
+    OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+if(commit STREQUAL "")
+  set(commit "unknown")
+endif()
+set(text "namespace ef::cli {\nconst char* build_commit() { return \"${commit}\"; }\n}  // namespace ef::cli\n")
+set(before "")
+if(EXISTS ${OUT})
+  file(READ ${OUT} before)
+endif()
+if(NOT text STREQUAL before)
+  file(WRITE ${OUT} "${text}")
+endif()

@@ -8,7 +8,8 @@ namespace ef::cpu {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kRowBlock = 3;
+constexpr int kRowBlock = 2;
+constexpr int kHeadBlock = 4;
 using V = __m256;
 using Part = __m256i;
 
@@ -26,6 +27,17 @@ inline V pow2_of_rounded(V n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 inline __m128 fold(V v) { return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); }
+
+// fold of two vectors, side by side, and the last two steps of the tree within every 128 bits.
+constexpr int kQuad = 2;
+inline V add_halves(const V* v) {
+  return _mm256_add_ps(_mm256_permute2f128_ps(v[0], v[1], 0x20), _mm256_permute2f128_ps(v[0], v[1], 0x31));
+}
+inline V low_pairs(V a, V b) { return _mm256_unpacklo_ps(a, b); }
+inline V high_pairs(V a, V b) { return _mm256_unpackhi_ps(a, b); }
+inline V low_doubles(V a, V b) { return _mm256_shuffle_ps(a, b, 0x44); }
+inline V high_doubles(V a, V b) { return _mm256_shuffle_ps(a, b, 0xee); }
+inline __m128 part_of_quads(V v, int j) { return j == 0 ? _mm256_castps256_ps128(v) : _mm256_extractf128_ps(v, 1); }
 
 inline Part part_of(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

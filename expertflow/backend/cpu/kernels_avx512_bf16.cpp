@@ -65,7 +65,7 @@ void bf16_rows(const MatmulTile& a, int64_t r) {
 
 void bf16_matmul(const MatmulTile& a) {
   int64_t r = 0;
-  for (; r + 6 <= a.rows; r += 6) bf16_rows<6>(a, r);
+  for (; r + 4 <= a.rows; r += 4) bf16_rows<4>(a, r);
   for (; r + 2 <= a.rows; r += 2) bf16_rows<2>(a, r);
   if (r < a.rows) bf16_rows<1>(a, r);
 }

@@ -1,7 +1,8 @@
 // The loops of kernels.h written once over vectors of kLanes floats. Included at the end of a file per instruction set,
 // which defines before, in this same unnamed namespace: V, Part, kLanes, kRowBlock (rows of x that fit the registers),
 // part_of, load, load_part, store, store_part, keep, zero, set1, add, sub, mul, div, fma, min, max, pow2_of_rounded,
-// round, fold (V -> __m128 by halves), and the element types F32, F16, BF16 with kBytes, load and load_part. No std::
+// round, fold (V -> __m128 by halves), kQuad and what add_quads takes, kHeadBlock (heads whose sums fit the registers
+// twice), and the element types F32, F16, BF16 with kBytes, load and load_part. No std::
 // function may be called here: see kernels.h.
 #pragma once
 #include "expertflow/backend/cpu/dequantize_simd.h"
@@ -28,11 +29,35 @@ void prefetch_rows(const MatmulTile& a, const std::byte* w) {
   _mm_prefetch(reinterpret_cast<const char*>(w + M * a.w_stride), _MM_HINT_T0);
 }
 
+// The same tree over four rows of kQuad folded vectors each: part j holds the four sums of vector j.
+inline V add_quads(const V (&rows)[4]) {
+  const V even = add(low_pairs(rows[0], rows[1]), high_pairs(rows[0], rows[1]));
+  const V odd = add(low_pairs(rows[2], rows[3]), high_pairs(rows[2], rows[3]));
+  return add(low_doubles(even, odd), high_doubles(even, odd));
+}
+
 // The lane sums of a block, biases added.
 template <int M, int N>
-void store_block(const MatmulTile& a, int64_t i, int64_t r, const V (&sum)[M][N]) {
+[[gnu::always_inline]] inline void store_block(const MatmulTile& a, int64_t i, int64_t r, V (&sum)[M][N]) {
+  int n = 0;
+  if constexpr (M == 4) {
+    // Four rows of w and kQuad of x fill one vector with their results.
+    const __m128 bias = a.bias ? _mm_loadu_ps(a.bias + i) : _mm_setzero_ps();
 #pragma GCC unroll 8
-  for (int n = 0; n < N; ++n) {
+    for (; n + kQuad <= N; n += kQuad) {
+      V rows[4];
+#pragma GCC unroll 4
+      for (int m = 0; m < 4; ++m) rows[m] = add_halves(&sum[m][n]);
+      const V quads = add_quads(rows);
+#pragma GCC unroll 4
+      for (int j = 0; j < kQuad; ++j) {
+        const __m128 v = part_of_quads(quads, j);
+        _mm_storeu_ps(a.out[r + n + j] + a.out_begin + i, a.bias ? _mm_add_ps(v, bias) : v);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (; n < N; ++n) {
     float* out = a.out[r + n] + a.out_begin + i;
     if constexpr (M == 4) {
       __m128 v = add_lanes(sum[0][n], sum[1][n], sum[2][n], sum[3][n]);
@@ -162,6 +187,7 @@ void weighted_heads(const WeightedSum& a, int h) {
 template <class T>
 void weighted_sum(const WeightedSum& a) {
   int h = 0;
+  for (; h + kHeadBlock <= a.heads; h += kHeadBlock) weighted_heads<T, kHeadBlock>(a, h);
   for (; h + 4 <= a.heads; h += 4) weighted_heads<T, 4>(a, h);
   for (; h + 2 <= a.heads; h += 2) weighted_heads<T, 2>(a, h);
   if (h < a.heads) weighted_heads<T, 1>(a, h);

@@ -9,7 +9,8 @@ namespace ef::cpu {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kRowBlock = 6;
+constexpr int kRowBlock = 4;
+constexpr int kHeadBlock = 8;
 using V = __m512;
 using Part = __mmask16;
 
@@ -29,6 +30,30 @@ inline V pow2_of_rounded(V n) {
 inline __m128 fold(V v) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+// fold of four vectors, side by side, and the last two steps of the tree within every 128 bits.
+constexpr int kQuad = 4;
+inline V add_halves(const V* v) {
+  const V a = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+  const V b = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+inline V low_pairs(V a, V b) { return _mm512_unpacklo_ps(a, b); }
+inline V high_pairs(V a, V b) { return _mm512_unpackhi_ps(a, b); }
+inline V low_doubles(V a, V b) { return _mm512_shuffle_ps(a, b, 0x44); }
+inline V high_doubles(V a, V b) { return _mm512_shuffle_ps(a, b, 0xee); }
+inline __m128 part_of_quads(V v, int j) {
+  switch (j) {
+    case 0:
+      return _mm512_castps512_ps128(v);
+    case 1:
+      return _mm512_extractf32x4_ps(v, 1);
+    case 2:
+      return _mm512_extractf32x4_ps(v, 2);
+    default:
+      return _mm512_extractf32x4_ps(v, 3);
+  }
 }
 
 inline Part part_of(int n) { return Part((1u << n) - 1u); }

@@ -53,9 +53,11 @@ int run_verify(const VerifyCommand& o) {
   options.reference = !o.no_reference;
   options.prompts = prompts_for(*open_model(o.common.model), o);
   const VerifyReport report = verify(o.common.model, options, *log, [](const VerifyCheck& check) {
-    fmt::print("{} {}: {}/{} tokens equal, largest logit difference {:.3g}, hit rate {:.1f} %{}{}\n",
+    fmt::print("{} {}: {}/{} tokens equal, largest logit difference {:.3g}, hit rate {:.1f} %{}{}{}\n",
                check.passed ? "ok  " : "FAIL", check.name, check.equal_tokens, check.tokens, check.max_logit_difference,
-               100 * check.hit_rate, check.detail.empty() ? "" : ": ", check.detail);
+               100 * check.hit_rate,
+               check.divergence > 0 ? fmt::format(", mean KL divergence {:.2g}", check.divergence) : "",
+               check.detail.empty() ? "" : ": ", check.detail);
     std::fflush(stdout);
   });
   fmt::print("{}: {} of {} checks passed\n", report.passed() ? "verified" : "NOT VERIFIED",

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <random>
 
+#include "expertflow/backend/cpu/cpu_backend.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/sequence.h"
 
@@ -120,6 +121,36 @@ void compare(const std::vector<Trace>& expected, const std::vector<Trace>& found
     }
 }
 
+// KL divergence of two rows of logits, in nats: what answers lose, whatever the logits' size.
+double divergence(const std::vector<float>& p, const std::vector<float>& q) {
+  const double top_p = *std::max_element(p.begin(), p.end()), top_q = *std::max_element(q.begin(), q.end());
+  double sum_p = 0, sum_q = 0, weighted = 0;
+  for (size_t i = 0; i < p.size(); ++i) {
+    const double a = double(p[i]) - top_p, b = double(q[i]) - top_q, e = std::exp(a);
+    sum_p += e, sum_q += std::exp(b), weighted += e * (a - b);
+  }
+  return weighted / sum_p - std::log(sum_p) + std::log(sum_q);
+}
+
+// Rounded activations: every answer may differ a little, all of them together by little.
+void compare_rounded(const std::vector<Trace>& expected, const std::vector<Trace>& found, VerifyCheck& check) {
+  double sum = 0;
+  for (size_t p = 0; p < expected.size(); ++p)
+    for (size_t i = 0; i < expected[p].tokens.size(); ++i) {
+      ++check.tokens;
+      check.equal_tokens += expected[p].tokens[i] == found[p].tokens[i];
+      sum += divergence(expected[p].logits[i], found[p].logits[i]);
+      for (size_t v = 0; v < expected[p].logits[i].size(); ++v)
+        check.max_logit_difference = std::max(
+            check.max_logit_difference, std::fabs(double(expected[p].logits[i][v]) - double(found[p].logits[i][v])));
+    }
+  check.divergence = check.tokens > 0 ? sum / double(check.tokens) : 0;
+  check.passed = check.divergence <= kMaxRoundingDivergence;
+  if (!check.passed)
+    check.detail =
+        fmt::format("mean KL divergence {:.3g}, expected at most {}", check.divergence, kMaxRoundingDivergence);
+}
+
 bool finite(const std::vector<Trace>& traces) {
   for (const auto& t : traces)
     for (const auto& row : t.logits)
@@ -147,6 +178,39 @@ std::vector<Plan> make_plans(const ModelFiles& files, const EngineOptions& optio
   }
   return {{full, 1, 0}, {full, 4, 0},  {full, 1, 7},  {half, 1, 0},
           {half, 4, 5}, {"min", 1, 0}, {"min", 4, 0}, {"min", 4, 3}};
+}
+
+// The kernels of the chosen instruction set against the float32 reference ops: tokens must agree except where the two
+// best logits are closer than another order of summation can tell. Where the kernels round activations, they are
+// compared without that first, and then what rounding changes.
+void compare_arithmetic(const std::filesystem::path& model, const VerifyOptions& o, const std::vector<Trace>& expected,
+                        const Log& log, const std::function<void(VerifyCheck)>& add) {
+  constexpr double kTie = 1e-3;
+  const auto traces = [&](const EngineOptions& options) {
+    Engine engine(open_model(model), options, log);
+    if (o.before_runs) o.before_runs(engine);
+    return run(engine, o, 1, 0, &expected);
+  };
+  EngineOptions reference = o.engine, exact = o.engine;
+  reference.isa = "reference";
+  exact.activations = "f32";
+  if (parse_isa(exact.isa) == Isa::kAvx512Bf16) exact.isa = "auto";
+  const auto wanted = traces(reference);
+  const auto plain = traces(exact);
+  const bool rounds = finite(expected) && std::any_of(expected.begin(), expected.end(), [&](const Trace& t) {
+                        return t.logits != plain[size_t(&t - expected.data())].logits;
+                      });
+  VerifyCheck check;
+  check.name = fmt::format("float32 reference ops, budget {}", o.engine.expert_memory);
+  compare(plain, wanted, kTie, check);
+  if (!finite(wanted)) check.passed = false, check.detail = "logits are not finite";
+  add(std::move(check));
+  if (!rounds) return;
+  VerifyCheck rounded;
+  rounded.name =
+      fmt::format("rounded activations ({}) against float32", o.engine.activations == "q8" ? "8 bits" : "BF16");
+  compare_rounded(plain, expected, rounded);
+  add(std::move(rounded));
 }
 
 std::string describe(const Engine& engine, const Plan& plan) {
@@ -214,20 +278,7 @@ VerifyReport verify(const std::filesystem::path& model, const VerifyOptions& ask
       add(std::move(check));
     }
   }
-  if (o.reference) {
-    // Another order of summation: tokens must agree except where the two best logits are closer than the arithmetic can
-    // tell.
-    EngineOptions reference = o.engine;
-    reference.isa = "reference";
-    Engine engine(open_model(model), reference, log);
-    VerifyCheck check;
-    check.name = fmt::format("float32 reference ops, budget {}", o.engine.expert_memory);
-    if (o.before_runs) o.before_runs(engine);
-    const auto found = run(engine, o, 1, 0, &expected);
-    compare(expected, found, 1e-3, check);
-    if (!finite(found)) check.passed = false, check.detail = "logits are not finite";
-    add(std::move(check));
-  }
+  if (o.reference) compare_arithmetic(model, o, expected, log, add);
   return report;
 }
 

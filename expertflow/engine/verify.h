@@ -18,11 +18,15 @@ struct VerifyOptions {
   std::function<void(Engine&)> before_runs;
 };
 
+/// Rounding activations may change the distribution of the next token by this much on average.
+inline constexpr double kMaxRoundingDivergence = 0.01;
+
 struct VerifyCheck {
   std::string name;  ///< "budget 50 % (1.2 GiB), batch 4, chunks of 7"
   bool passed = false;
   int64_t tokens = 0, equal_tokens = 0;
   double max_logit_difference = 0;  ///< against the first run; 0 means bit-identical
+  double divergence = 0;            ///< mean KL divergence in nats, where activations are rounded
   double hit_rate = 1;
   std::string detail;  ///< what differed first
 };

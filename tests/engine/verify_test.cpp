@@ -106,6 +106,29 @@ TEST(Verify, AFaultOfTheFastOpsIsFoundByTheReferenceOps) {
   EXPECT_NE(names[0].find("reference"), std::string::npos);
 }
 
+// Weights in blocks: one check more, and kernels of 8 bits that are off by more than rounding fail it alone.
+TEST(Verify, RoundedActivationsAreHeldToABound) {
+  VerifyOptions o = quick();
+  const auto model = hf_fixture("gpt_oss-mxfp4-clamp");
+  const VerifyReport report = verify(model, o, quiet());
+  EXPECT_TRUE(report.passed());
+  ASSERT_EQ(report.checks.size(), 10u);
+  EXPECT_GT(report.checks[9].divergence, 0);
+  EXPECT_EQ(report.checks[8].divergence, 0);
+  o.engine.activations = "f32";
+  EXPECT_EQ(verify(model, o, quiet()).checks.size(), 9u);
+  o.engine.activations = "q8";
+  Disturber disturber(
+      -3.f, [](const auto&) { return true; }, true);
+  o.before_runs = [&](Engine& engine) {
+    engine.set_observer(engine.options().activations == "q8" && engine.options().isa != "reference" ? &disturber
+                                                                                                    : nullptr);
+  };
+  const auto names = failed(verify(model, o, quiet()));
+  ASSERT_EQ(names.size(), 1u);
+  EXPECT_NE(names[0].find("8 bits"), std::string::npos) << names[0];
+}
+
 TEST(Verify, LogitsThatAreNoNumbersFail) {
   VerifyOptions o = quick();
   Disturber disturber(std::numeric_limits<float>::quiet_NaN(), [](const auto&) { return true; });

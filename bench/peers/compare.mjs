@@ -1,8 +1,9 @@
 // llama.cpp and expertflow in turns (A B, B A, A B, ...) on the same GGUF, tokens and number of threads: a table of ratios.
 import fs from "node:fs";
 import os from "node:os";
+import path from "node:path";
 import {parseArgs} from "node:util";
-import {expertflow, greedyOurs, median, peerRate, rateOf, runOurs, runPeer} from "./engines.mjs";
+import {expertflow, greedyOurs, median, peerRate, rateOf, runOurs, runPeer, tokensOf} from "./engines.mjs";
 
 const usage = `bench/peers/run [options] MODEL.gguf ...
   --threads N            of both engines (default: all processors)
@@ -41,6 +42,19 @@ const kinds = [...(prompt ? ["prefill"] : []), ...(gen ? ["decode"] : [])];
 const count = {prefill: prompt, decode: gen};
 if (!fs.existsSync(expertflow)) throw new Error(`${expertflow} is missing: run make first, or set EXPERTFLOW`);
 
+// A sentence has fewer near-ties than random tokens; a model without tokenizer has no sentence.
+function greedyPrompt(model) {
+  const file = path.join(os.tmpdir(), `expertflow-peers-${process.pid}.txt`);
+  fs.writeFileSync(file, "Once upon a time there was a little girl who lived near the forest. One day she went");
+  try {
+    return tokensOf(model, o, file, 16);
+  } catch {
+    return undefined;
+  } finally {
+    fs.rmSync(file);
+  }
+}
+
 function compare(model) {
   // The first run of ours draws the tokens, and warms the page cache as the first of theirs does.
   const first = runOurs(model, o, {prompt, gen, repetitions: 1});
@@ -68,7 +82,7 @@ function compare(model) {
   const greedy = number("greedy");
   const agreement = {};
   if (greedy > 0) {
-    const head = stream.slice(0, Math.min(32, stream.length));
+    const head = greedyPrompt(model) ?? stream.slice(0, Math.min(32, stream.length));
     agreement.ours = greedyOurs(model, o, head, greedy);
     agreement.theirs = runPeer(model, o, {tokens: {prompt: head, decode: []}, repetitions: 0, flashAttention: "on", greedy}).greedy;
   }

@@ -20,12 +20,18 @@ function output(command, args, {env = {}, limit, quiet = true} = {}) {
   return r.stdout;
 }
 
-// Prefill and decode apart, so that each has the context it would have alone.
+// Prefill and decode are tests of their own there: neither has the other's context.
 export function runOurs(model, o, {prompt, gen, repetitions, budget = o.budget, limit = o.limit}) {
   const args = ["bench", "-q", "-m", model, "-o", "json", "-r", String(repetitions), "-t", String(o.threads), "--isa", o.isa,
                 "--expert-memory", budget, "-p", String(prompt), "-n", String(gen), "--ubatch-size", String(o.ubatch)];
   if (o.text) args.push("--text", o.text);
   return JSON.parse(output(expertflow, args, {limit}));
+}
+
+// The first tokens of a text file.
+export function tokensOf(model, o, file, count) {
+  return JSON.parse(output(expertflow, ["bench", "-q", "-m", model, "-o", "json", "-r", "1", "-p", String(count), "-n", "0",
+    "--no-warmup", "--no-peaks", "--expert-memory", o.budget, "--text", file])).token_stream.slice(0, count);
 }
 
 export function rateOf(result, kind) {

@@ -8,7 +8,7 @@ import {getLlama, LlamaLogLevel} from "node-llama-cpp";
 const {values: o} = parseArgs({
   options: {
     model: {type: "string"},
-    tokens: {type: "string"},                       // file: {"prompt": [ids], "decode": [ids]}
+    tokens: {type: "string"},                       // file: {"prompt": [ids], "decode": [ids], "warm_up": [ids]}
     threads: {type: "string"},
     repetitions: {type: "string", default: "1"},
     "flash-attention": {type: "string", default: "on"},
@@ -35,7 +35,7 @@ const bindings = llama._bindings;
 const setupStart = performance.now();
 const model = new bindings.AddonModel(o.model, {gpuLayers: 0, useMmap: flag("mmap"), addonExports: bindings});
 if (!await model.init()) throw new Error(`${o.model}: llama.cpp could not load it\n${log.join("\n")}`);
-const contextSize = prompt.length + Math.max(decode.length, greedyTokens) + 1;
+const contextSize = prompt.length + Math.max(decode.length, tokens.warm_up?.length ?? 0, greedyTokens) + 1;
 const context = new bindings.AddonContext(model, {
   contextSize, batchSize: Math.min(ubatch, contextSize), sequences: 1, threads, flashAttention: flag("flash-attention"),
   performanceTracking: true});
@@ -101,7 +101,8 @@ const result = {engine: "llama.cpp", release: JSON.parse(fs.readFileSync(new URL
   prefill_seconds: [], decode_seconds: [], own_prefill_seconds: [], own_decode_seconds: []};
 if (!o["no-warm-up"]) {
   if (prompt.length) await feedAll(prompt), forget();
-  await feedAll(decode.slice(0, 8)), forget();
+  for (const [at, token] of (tokens.warm_up ?? decode.slice(0, 8)).entries()) await feed([token], at);
+  forget();
 }
 for (let i = 0; i < repetitions; ++i) {
   if (prompt.length) {

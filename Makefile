@@ -16,10 +16,11 @@ SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := release
 .PHONY: help bootstrap release demo test unit debug tsan sanitizers format format-check lint clean \
-        tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers
+        tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers bar-cpu-speed bar-cpu-bound bar-larger-than-memory \
+        bar-verify-isa peers
 
 help: ## This list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 release: ## Library and command line tool, optimised (the default)
 	@command -v cmake >/dev/null || { echo "cmake is missing: run 'make bootstrap' first" >&2; exit 1; }
@@ -81,6 +82,21 @@ bar-memory: ## Peak memory against the budget
 
 bar-sanitizers: ## No finding of any sanitizer in the whole suite
 	@bench/bars/sanitizers.sh
+
+bar-cpu-speed: ## Speed against llama.cpp's, in turns
+	@bench/bars/cpu_speed.sh
+
+bar-cpu-bound: ## Decoding against the speed of the memory
+	@bench/bars/cpu_bound.sh
+
+bar-larger-than-memory: ## A model twice as large as its memory limit, against llama.cpp and the disk (root)
+	@bench/bars/larger_than_memory.sh
+
+bar-verify-isa: ## Equal tokens at every budget with every instruction set
+	@bench/bars/verify_isa.sh
+
+peers: release ## The bundled model under llama.cpp and expertflow, in turns
+	@bench/peers/run $(DEMO_MODEL)
 
 clean: ## Remove the build folder
 	rm -rf build

@@ -34,7 +34,7 @@ struct EngineOptions {
     visit(offload_device, {"--offload-device", "where experts outside the fast tier are; a CPU build knows 'disk'"});
     visit(threads, {"-t,--threads", "compute threads, 0: one a core that this process may use"});
     visit(pin_threads, {"--pin-threads", "bind compute threads to cores: auto (if there are enough), on, off"});
-    visit(isa, {"--isa", "CPU instruction set: auto, reference, avx2, avx512, avx512-vnni, avx512-bf16"});
+    visit(isa, {"--isa", "CPU instruction set: auto, reference, avx2, avx2-vnni, avx512, avx512-vnni, avx512-bf16"});
     visit(activations, {"--activations",
                         "what meets weights of 8 bits and fewer: q8 (8-bit integers, fast), f32 (slow, the reference's "
                         "arithmetic)"});

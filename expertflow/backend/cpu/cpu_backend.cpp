@@ -26,6 +26,7 @@ const cpu::Kernels& kernels_for([[maybe_unused]] Isa isa) {
   if (isa == Isa::kAvx512Bf16) return cpu::avx512_bf16_kernels();
   if (isa == Isa::kAvx512Vnni) return cpu::avx512_vnni_kernels();
   if (isa == Isa::kAvx512) return cpu::avx512_kernels();
+  if (isa == Isa::kAvx2Vnni) return cpu::avx2_vnni_kernels();
   if (isa == Isa::kAvx2) return cpu::avx2_kernels();
 #endif
   EF_DCHECK(isa == Isa::kReference);

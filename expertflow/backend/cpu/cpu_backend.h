@@ -11,7 +11,7 @@ namespace ef {
 
 /// Instruction sets, slowest first. kReference is plain C++, one accumulator a lane, the oracle of every test.
 /// kAvx512Bf16 rounds activations to BF16 before products with BF16 weights; it is used on request only.
-enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16 };
+enum class Isa : uint8_t { kReference, kAvx2, kAvx2Vnni, kAvx512, kAvx512Vnni, kAvx512Bf16 };
 
 /// What this processor can run, kReference always among them.
 std::vector<Isa> supported_isas();

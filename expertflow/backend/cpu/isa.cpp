@@ -1,3 +1,7 @@
+#ifdef EF_CPU_X86
+#include <cpuid.h>
+#endif
+
 #include <string>
 
 #include "expertflow/backend/cpu/cpu_backend.h"
@@ -17,6 +21,11 @@ struct IsaRow {
 bool avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+// Leaf 7.1, EAX bit 4; GCC 12 has no name for it.
+bool avx2_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
 bool avx512() {
   return avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -28,6 +37,7 @@ constexpr IsaRow kIsas[] = {
     {Isa::kReference, "reference", [] { return true; }, true},
 #ifdef EF_CPU_X86
     {Isa::kAvx2, "avx2", avx2, true},
+    {Isa::kAvx2Vnni, "avx2-vnni", avx2_vnni, true},
     {Isa::kAvx512, "avx512", avx512, true},
     {Isa::kAvx512Vnni, "avx512-vnni", avx512_vnni, true},
     {Isa::kAvx512Bf16, "avx512-bf16", avx512_bf16, false},

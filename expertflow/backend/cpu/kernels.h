@@ -100,8 +100,10 @@ struct Kernels {
 };
 
 const Kernels& reference_kernels();
-const Kernels& avx2_kernels();    ///< only where supported_isas() has kAvx2
-const Kernels& avx512_kernels();  ///< only where supported_isas() has kAvx512
+/// Only where supported_isas() has the set.
+const Kernels& avx2_kernels();
+const Kernels& avx2_vnni_kernels();
+const Kernels& avx512_kernels();
 const Kernels& avx512_vnni_kernels();
 const Kernels& avx512_bf16_kernels();
 

@@ -82,7 +82,11 @@ struct Kernels {
   void (*matmul[kScalars])(const MatmulTile&);
   /// Products with BF16 weights where they are not matmul[kScalarBF16]; null: they are.
   void (*bf16_weights)(const MatmulTile&);
+  /// Products with E4M3 weights taken 2^-8 as large as they are, without their block scales; null: dequantise.
+  void (*f8_weights)(const MatmulTile&);
   void (*weighted_sum[kScalars])(const WeightedSum&);
+  /// out[i] = x[i] * factor
+  void (*scale)(const float* x, int64_t n, float factor, float* out);
   /// s[i] *= scale; returns the largest, or `least` if that is larger. NaN elements may be passed over.
   float (*scale_max)(float* s, int64_t n, float scale, float least);
   /// s[i] = exp(s[i] - max); returns the lane sum.

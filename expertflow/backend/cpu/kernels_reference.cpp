@@ -70,6 +70,10 @@ void weighted_sum(const WeightedSum& a) {
   }
 }
 
+void scale(const float* x, int64_t n, float factor, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
+}
+
 float scale_max(float* s, int64_t n, float scale, float least) {
   for (int64_t i = 0; i < n; ++i) {
     s[i] *= scale;
@@ -106,7 +110,9 @@ const Kernels& reference_kernels() {
   static constexpr Kernels kernels = {
       .matmul = {matmul<F32>, matmul<F16>, matmul<BF16>},
       .bf16_weights = nullptr,
+      .f8_weights = nullptr,
       .weighted_sum = {weighted_sum<F32>, weighted_sum<F16>, weighted_sum<BF16>},
+      .scale = scale,
       .scale_max = scale_max,
       .exp_sum = exp_sum,
       .silu_mul = silu_mul,

@@ -2,7 +2,7 @@
 // which defines before, in this same unnamed namespace: V, Part, kLanes, kRowBlock (rows of x that fit the registers),
 // part_of, load, load_part, store, store_part, keep, zero, set1, add, sub, mul, div, fma, min, max, pow2_of_rounded,
 // round, fold (V -> __m128 by halves), kQuad and what add_quads takes, kHeadBlock (heads whose sums fit the registers
-// twice), and the element types F32, F16, BF16 with kBytes, load and load_part. No std::
+// twice), and the element types F32, F16, BF16, F8 with kBytes, load and load_part. No std::
 // function may be called here: see kernels.h.
 #pragma once
 #include "expertflow/backend/cpu/dequantize_simd.h"
@@ -211,6 +211,15 @@ inline V exp_of(V v) {
   return mul(p, pow2_of_rounded(n));
 }
 
+void scale(const float* x, int64_t n, float factor, float* out) {
+  const V f = set1(factor);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, mul(load(x + i), f));
+  if (i == n) return;
+  const Part part = part_of(int(n - i));
+  store_part(out + i, mul(load_part(x + i, part), f), part);
+}
+
 float scale_max(float* s, int64_t n, float scale, float least) {
   V best = set1(least);
   const V factor = set1(scale);
@@ -284,7 +293,9 @@ namespace {
 constexpr Kernels kKernels = {
     .matmul = {matmul<F32>, matmul<F16>, matmul<BF16>},
     .bf16_weights = nullptr,
+    .f8_weights = matmul<F8>,
     .weighted_sum = {weighted_sum<F32>, weighted_sum<F16>, weighted_sum<BF16>},
+    .scale = scale,
     .scale_max = scale_max,
     .exp_sum = exp_sum,
     .silu_mul = silu_mul,

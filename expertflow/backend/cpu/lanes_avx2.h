@@ -8,7 +8,7 @@ namespace ef::cpu {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kRowBlock = 2;
+constexpr int kRowBlock = 3;
 constexpr int kHeadBlock = 4;
 using V = __m256;
 using Part = __m256i;
@@ -84,6 +84,23 @@ struct BF16 {
   static V widen(__m128i v) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16)); }
   static V load(const std::byte* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
   static V load_part(const std::byte* p, int n) { return widen(load_halves(p, n)); }
+};
+
+// E4M3 moved into binary16's fields is the number times 2^-8, subnormals included; 0x7f and 0xff are NaN.
+struct F8 {
+  static constexpr int kBytes = 1;
+  static V widen(__m128i bytes) {
+    const __m128i v = _mm_cvtepu8_epi16(bytes), magnitude = _mm_and_si128(v, _mm_set1_epi16(0x7f));
+    const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(v, _mm_set1_epi16(0x80)), 8);
+    return _mm256_cvtph_ps(_mm_or_si128(_mm_or_si128(_mm_slli_epi16(magnitude, 7), sign), nan));
+  }
+  static V load(const std::byte* p) { return widen(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
+  static V load_part(const std::byte* p, int n) {
+    alignas(16) std::byte bytes[16] = {};
+    for (int i = 0; i < n; ++i) bytes[i] = p[i];
+    return widen(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
+  }
 };
 
 // ---- integers, for tiles_simd.h

@@ -87,6 +87,20 @@ struct BF16 {
   static V load_part(const std::byte* p, int n) { return widen(_mm256_maskz_loadu_epi16(part_of(n), p)); }
 };
 
+// E4M3 moved into binary16's fields is the number times 2^-8, subnormals included; 0x7f and 0xff are NaN.
+struct F8 {
+  static constexpr int kBytes = 1;
+  static V widen(__m128i bytes) {
+    const __m256i v = _mm256_cvtepu8_epi16(bytes), magnitude = _mm256_and_si256(v, _mm256_set1_epi16(0x7f));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x80)), 8);
+    const __m256i halves = _mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign);
+    return _mm512_cvtph_ps(_mm256_mask_mov_epi16(halves, nan, _mm256_set1_epi16(0x7e00)));
+  }
+  static V load(const std::byte* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static V load_part(const std::byte* p, int n) { return widen(_mm_maskz_loadu_epi8(part_of(n), p)); }
+};
+
 // ---- integers, for tiles_simd.h
 using I = __m512i;
 constexpr int kTileRowBlock = 12;

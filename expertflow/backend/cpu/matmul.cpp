@@ -18,6 +18,8 @@ constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kPassElements = 384 << 10;
 // Most elements quantised at once.
 constexpr int64_t kQuantizedElements = 4 << 20;
+// Rows of x that are scaled at once for kF8E4M3.
+constexpr int64_t kScaledRows = 16;
 constexpr int64_t kMinTileRows = 4, kMaxTileRows = 32;
 // Less work than this (multiply-adds) is not worth handing to another thread.
 constexpr int64_t kTaskWork = 64 << 10;
@@ -60,7 +62,9 @@ void dequantize(const Kernels& kernels, const MatrixView& w, int64_t row, float*
 
 }  // namespace
 
-int64_t matmul_scratch(const MatrixView& w) { return direct_scalar(w.format) >= 0 ? 0 : tile_rows(w.cols) * w.cols; }
+int64_t matmul_scratch(const MatrixView& w) {
+  return direct_scalar(w.format) >= 0 ? 0 : (tile_rows(w.cols) + kScaledRows) * w.cols;
+}
 
 namespace {
 
@@ -81,6 +85,52 @@ void matmul_tiles(const TileFormat& format, const MatrixView& w, int64_t begin, 
     tile.out = rows.out + r;
     tile.rows = std::min(pass, rows.rows - r);
     format.fn(tile);
+  }
+}
+
+}  // namespace
+
+namespace {
+
+// kF8E4M3: x takes the block scales of 128 rows of weights, so that these are multiplied as they are.
+void matmul_f8(const Kernels& kernels, const MatrixView& w, int64_t begin, int64_t end, const float* bias,
+               const RowPointers& rows, int64_t out_begin, float* scratch) {
+  constexpr int64_t kBlock = 128;
+  constexpr float kCodeUnit = 256.f;  // kernels.h: codes count as 2^-8 of what they are
+  constexpr int64_t kFewRows = 4;     // more of them are worth converting a tile for
+  const bool convert = rows.rows > kFewRows;
+  const int64_t step = convert ? tile_rows(w.cols) : kBlock;
+  const float* x[kScaledRows];
+  float* const codes = scratch + kScaledRows * w.cols;
+  MatmulTile tile;
+  tile.cols = w.cols;
+  tile.x = x;
+  for (int64_t i = begin; i < end; i += tile.n) {
+    tile.n = std::min({end, (i / kBlock + 1) * kBlock, i + step}) - i;
+    tile.w = w.data + i * w.cols;
+    tile.w_stride = w.cols;
+    if (convert) {
+      kernels.dequantize[int(w.format)](tile.w, codes, tile.n * w.cols);
+      kernels.scale(codes, tile.n * w.cols, 1 / kCodeUnit, codes);
+      tile.w = reinterpret_cast<const std::byte*>(codes);
+      tile.w_stride = w.cols * int64_t(sizeof(float));
+    }
+    tile.bias = bias ? bias + i : nullptr;
+    tile.out_begin = out_begin + (i - begin);
+    const float* scales = w.scales ? w.scales + i / kBlock * ((w.cols + kBlock - 1) / kBlock) : nullptr;
+    for (int64_t r = 0; r < rows.rows; r += kScaledRows) {
+      tile.rows = std::min(kScaledRows, rows.rows - r);
+      tile.out = rows.out + r;
+      for (int64_t j = 0; j < tile.rows; ++j) {
+        float* scaled = scratch + j * w.cols;
+        x[j] = scaled;
+        for (int64_t c = 0; c < w.cols; c += kBlock) {
+          const float factor = kCodeUnit * (scales ? scales[c / kBlock] : 1.f);
+          kernels.scale(rows.x[r + j] + c, std::min(kBlock, w.cols - c), factor, scaled + c);
+        }
+      }
+      (convert ? kernels.matmul[kScalarF32] : kernels.f8_weights)(tile);
+    }
   }
 }
 
@@ -139,6 +189,8 @@ void matmul_rows(const Kernels& kernels, const MatrixView& w, int64_t begin, int
     rest.layout = MatrixLayout::kRows;
     return matmul_rows(kernels, rest, whole, end, bias, rows, out_begin + (whole - begin), scratch);
   }
+  if (w.format == Format::kF8E4M3 && kernels.f8_weights)
+    return matmul_f8(kernels, w, begin, end, bias, rows, out_begin, scratch);
   const int scalar = direct_scalar(w.format);
   const int64_t step = tile_rows(w.cols);
   MatmulTile tile;

@@ -23,7 +23,7 @@ MemoryPeak measure_memory_read(ThreadPool& pool, uint64_t most_bytes = 2ull << 3
 /// Operations a second of all threads of the pool together; 0: this build has no loop for it.
 struct ComputePeak {
   double blocks = 0;  ///< 8-bit integer products and sums
-  double half = 0;    ///< 16-bit float pairs where the processor has them, else float32
+  double half = 0;    ///< the faster of 16-bit float pairs, where the processor has them, and float32
   double f32 = 0;
 };
 /// isa: as --isa names it. "reference" has no peak: it is there to be right.

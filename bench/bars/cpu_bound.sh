@@ -20,4 +20,4 @@ for row in "BF16 8 8 85" "Q8_0 8 8 85" "Q4_K 8 16 60"; do
 done
 IFS=","
 echo "bar cpu-bound: $status: share of the memory-read bound:${figures[*]}"
-[ "$status" = ok ]
+[ "$status" = ok ] || exit 1

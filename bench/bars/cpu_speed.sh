@@ -30,4 +30,4 @@ bench/peers/run --pairs "$pairs" --repetitions "$repetitions" --json "$bars/spee
 figures=$(json "$bars/speed.json" 'r.map(m => m.model.split("/").at(-1).replace(/\.gguf$/, "") + " " + m.samples.map(s => { const v = [...s.ratios].sort((a, b) => a - b); return ((v[(v.length - 1) >> 1] + v[v.length >> 1]) / 2).toFixed(2) }).join(" and ")).join(", ")')
 [ "$right" = ok ] || status="SHORT (outputs differ from the reference)"
 echo "bar cpu-speed: $status: of llama.cpp's speed, prefill and decode: $figures"
-[ "$status" = ok ]
+[ "$status" = ok ] || exit 1

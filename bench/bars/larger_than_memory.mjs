@@ -3,6 +3,10 @@ import fs from "node:fs";
 import os from "node:os";
 import {dropFromPageCache, peerRate, runOurs, runPeer} from "../peers/engines.mjs";
 
+process.on("uncaughtException", (error) => {
+  console.log(`bar larger-than-memory: SHORT: ${error.message}`);
+  process.exit(1);
+});
 const [model, tokens, repetitions, peerTokens] = [process.argv[2], ...process.argv.slice(3).map(Number)];
 const size = fs.statSync(model).size, limit = Math.floor(size / 2);
 if (size < 6e9) throw new Error(`${model} has ${size} bytes, expected 6 GB or more`);

@@ -7,4 +7,4 @@ build_tools
 bench/bars/limited $((256 << 20)) true || short_of larger-than-memory "no memory limit can be set here"
 tokens=${TOKENS:-32} repetitions=${REPETITIONS:-2} peer_tokens=${PEER_TOKENS:-8}
 file=$(model Q8_0 8 20)
-node bench/bars/larger_than_memory.mjs "$file" "$tokens" "$repetitions" "$peer_tokens"
+node bench/bars/larger_than_memory.mjs "$file" "$tokens" "$repetitions" "$peer_tokens" || exit 1

@@ -24,4 +24,4 @@ for isa in $isas; do
 done
 IFS=","
 echo "bar verify-isa: $status: checks passed: ${figures[*]}"
-[ "$status" = ok ]
+[ "$status" = ok ] || exit 1

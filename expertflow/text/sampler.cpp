@@ -1,6 +1,7 @@
 #include "expertflow/text/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -40,6 +41,19 @@ LogSum log_sum(std::span<const float> logits) {
 }
 
 float floored(double logprob) { return logprob < double(kLogprobFloor) ? kLogprobFloor : float(logprob); }
+
+/// Several running maxima at once: the compiler keeps them in one register.
+float largest(std::span<const float> logits) {
+  constexpr size_t kLanes = 8;
+  float best[kLanes];
+  std::fill_n(best, kLanes, kNegativeInfinity);
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane)
+      best[lane] = logits[i + lane] > best[lane] ? logits[i + lane] : best[lane];
+  for (; i < logits.size(); ++i) best[0] = std::max(best[0], logits[i]);
+  return *std::max_element(best, best + kLanes);
+}
 
 /// Orders the front of `kept` and returns how many of the most likely hold `share`; at least one, at most all.
 template <class C, class Weight>
@@ -81,14 +95,18 @@ std::string SamplerConfig::problem() const {
 }
 
 void check_logits(std::span<const float> logits) {
-  bool any = false;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<float>::infinity()) {
-      fail<RequestError>("the model's logits are not finite: token {} has {}", i, logits[i]);
-    }
-    any = any || logits[i] != kNegativeInfinity;
+  // Integers, so that the compiler takes several at once; which one it was matters only once one was.
+  constexpr uint32_t kInfinity = 0x7f800000u, kMinusInfinity = 0xff800000u;
+  uint32_t odd = 0, some = 0;
+  for (const float l : logits) {
+    const uint32_t bits = std::bit_cast<uint32_t>(l);
+    odd |= uint32_t((bits & kInfinity) == kInfinity) & uint32_t(bits != kMinusInfinity);
+    some |= uint32_t(bits != kMinusInfinity);
   }
-  EF_CHECK(any, RequestError, "the model's logits are not finite: all {} are -inf", logits.size());
+  for (size_t i = 0; odd && i < logits.size(); ++i)
+    EF_CHECK(!std::isnan(logits[i]) && logits[i] != std::numeric_limits<float>::infinity(), RequestError,
+             "the model's logits are not finite: token {} has {}", i, logits[i]);
+  EF_CHECK(some, RequestError, "the model's logits are not finite: all {} are -inf", logits.size());
 }
 
 float logprob_of(std::span<const float> logits, TokenId token) {
@@ -139,11 +157,6 @@ void Sampler::apply_penalties(std::vector<float>& logits, std::span<const TokenI
 }
 
 void Sampler::filter(std::vector<Candidate>& kept) const {
-  const size_t k = config_.top_k > 0 ? std::min(kept.size(), size_t(config_.top_k)) : kept.size();
-  if (k < kept.size()) {
-    std::nth_element(kept.begin(), kept.begin() + std::ptrdiff_t(k), kept.end(), before<Candidate>);
-    kept.resize(k);
-  }
   const float max =
       std::max_element(kept.begin(), kept.end(), [](auto& a, auto& b) { return a.logit < b.logit; })->logit;
   const auto weight = [&](const Candidate& c) { return std::exp(double(c.logit) - double(max)); };
@@ -158,23 +171,52 @@ void Sampler::filter(std::vector<Candidate>& kept) const {
   std::sort(kept.begin(), kept.end(), [](auto& a, auto& b) { return a.token < b.token; });
 }
 
+// The top_k most likely, by rising id among equals. A bounded buffer: few of a large vocabulary ever enter it.
+std::vector<Sampler::Candidate> Sampler::best_candidates(std::span<const float> logits) const {
+  const size_t k = config_.top_k > 0 ? std::min(logits.size(), size_t(config_.top_k)) : logits.size();
+  const size_t room = std::min(logits.size(), std::max<size_t>(2 * k, 64));
+  std::vector<Candidate> kept;
+  kept.reserve(room);
+  float least = kNegativeInfinity;  // of k that were seen: later ones with this logit come behind them
+  const auto drop_the_rest = [&] {
+    const auto last = kept.begin() + std::ptrdiff_t(k - 1);
+    std::nth_element(kept.begin(), last, kept.end(), before<Candidate>);
+    least = last->logit;
+    kept.resize(k);
+  };
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (!(logits[i] > least)) continue;
+    kept.push_back({TokenId(i), logits[i]});
+    if (kept.size() == room && k < room) drop_the_rest();
+  }
+  if (kept.size() > k) drop_the_rest();
+  return kept;
+}
+
+bool Sampler::changes_logits() const {
+  return !config_.logit_bias.empty() || config_.repetition_penalty != 1 || config_.presence_penalty != 0 ||
+         config_.frequency_penalty != 0;
+}
+
 std::vector<Sampler::Candidate> Sampler::candidates(std::span<const float> logits,
                                                     std::span<const TokenId> history) const {
   EF_CHECK(int64_t(logits.size()) == vocab_size_, RequestError, "expected {} logits, found {}", vocab_size_,
            logits.size());
   check_logits(logits);
-  std::vector<float> changed(logits.begin(), logits.end());
-  for (const auto& [token, bias] : config_.logit_bias) changed[size_t(token)] += bias;
-  apply_penalties(changed, history);
+  std::vector<float> changed;
+  if (changes_logits()) {
+    changed.assign(logits.begin(), logits.end());
+    for (const auto& [token, bias] : config_.logit_bias) changed[size_t(token)] += bias;
+    apply_penalties(changed, history);
+    logits = changed;
+  }
   std::vector<Candidate> kept;
   if (config_.greedy()) {
-    const auto best = std::max_element(changed.begin(), changed.end());
-    if (*best != kNegativeInfinity) kept.push_back({TokenId(best - changed.begin()), *best});
+    const float best = largest(logits);
+    const auto at = std::find(logits.begin(), logits.end(), best);
+    if (best != kNegativeInfinity) kept.push_back({TokenId(at - logits.begin()), best});
   } else {
-    kept.reserve(changed.size());
-    for (size_t i = 0; i < changed.size(); ++i) {
-      if (changed[i] != kNegativeInfinity) kept.push_back({TokenId(i), changed[i]});
-    }
+    kept = best_candidates(logits);
   }
   EF_CHECK(!kept.empty(), RequestError, "logit_bias excludes every token");
   if (!config_.greedy()) filter(kept);

@@ -80,6 +80,8 @@ class Sampler {
     float logit;
   };
   std::vector<Candidate> candidates(std::span<const float> logits, std::span<const TokenId> history) const;
+  std::vector<Candidate> best_candidates(std::span<const float> logits) const;
+  bool changes_logits() const;
   void apply_penalties(std::vector<float>& logits, std::span<const TokenId> history) const;
   void filter(std::vector<Candidate>& kept) const;
 

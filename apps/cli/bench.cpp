@@ -28,6 +28,7 @@ struct BenchCommand {
   std::string output = "md", text;
   int64_t seed = 1;
   bool no_warm_up = false, no_peaks = false;
+  std::string peak_bytes = "2GiB";
 
   template <class Visitor>
   void for_each(Visitor&& visit) {
@@ -44,6 +45,7 @@ struct BenchCommand {
     visit(seed, {"-s,--seed", "of the random tokens"});
     visit(no_warm_up, {"--no-warmup", "time the first run too"});
     visit(no_peaks, {"--no-peaks", "do not measure what the machine can do: no bounds"});
+    visit(peak_bytes, {"--peak-bytes", "memory that measuring its read speed takes at most"});
   }
 };
 
@@ -122,9 +124,13 @@ std::string command_line() {
 }
 
 // The memory probe's buffer: far beyond caches where memory allows.
-uint64_t probe_bytes() {
+uint64_t probe_bytes(const std::string& most) {
+  constexpr uint64_t kLeast = 4ull << 20;
+  const BudgetRequest asked = parse_budget(most);
+  EF_CHECK(asked.kind == BudgetRequest::Kind::kBytes && asked.bytes >= kLeast, ConfigError,
+           "peak-bytes: expected at least 4MiB, found \"{}\"", most);
   const uint64_t left = read_memory_info().left().value_or(8ull << 30);
-  return std::clamp<uint64_t>(left / 4, 64ull << 20, 2ull << 30);
+  return std::min(asked.bytes, std::max<uint64_t>(left / 4, 64ull << 20));
 }
 
 class Bench {
@@ -173,7 +179,7 @@ class Bench {
   Peaks measure_peaks(int threads, const std::string& isa, const DiskPeak& disk) const {
     if (o_.no_peaks) return {{}, {}, disk};
     ThreadPool pool(threads);
-    return {measure_memory_read(pool, probe_bytes()), measure_compute(pool, isa), disk};
+    return {measure_memory_read(pool, probe_bytes(o_.peak_bytes)), measure_compute(pool, isa), disk};
   }
 
   void run_engine(const EngineOptions& options, const std::string& isa, const Peaks& peaks, const TokenStream& stream,

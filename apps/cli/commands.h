@@ -16,10 +16,13 @@ void add_verify(CLI::App& app, int& exit_code);
 void add_perplexity(CLI::App& app, int& exit_code);
 void add_widen(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
+void add_convert(CLI::App& app, int& exit_code);
+void add_quantize(CLI::App& app, int& exit_code);
 
 /// The one table of commands.
 inline constexpr Command kCommands[] = {
-    {"run", add_run},       {"bench", add_bench},           {"inspect", add_inspect},
-    {"verify", add_verify}, {"perplexity", add_perplexity}, {"widen", add_widen}};
+    {"run", add_run},         {"bench", add_bench},           {"inspect", add_inspect},
+    {"verify", add_verify},   {"perplexity", add_perplexity}, {"widen", add_widen},
+    {"convert", add_convert}, {"quantize", add_quantize}};
 
 }  // namespace ef::cli

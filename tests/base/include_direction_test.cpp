@@ -15,8 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // From the bottom up: a layer may include itself and what stands before it.
-constexpr std::array kLadder = {"base",     "quant",   "backend", "weights", "model",  "cache",
-                                "transfer", "predict", "sched",   "engine",  "measure"};
+constexpr std::array kLadder = {"base",     "quant",   "backend", "weights", "model",   "cache",
+                                "transfer", "predict", "sched",   "engine",  "convert", "measure"};
 
 bool starts_with(std::string_view text, std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; }
 
@@ -48,6 +48,7 @@ bool may_include(const std::string& from, const std::string& to) {
   if (to == "apps") return false;
   if (from == to) return true;
   if (from == "text") return to == "base";
+  if (to == "text" && from == "convert") return true;
   if (to == "text" || is_one_backend(to)) return from == "engine";
   const auto above = rank_of(is_one_backend(from) ? "backend" : from);
   const auto below = rank_of(to);

@@ -49,6 +49,7 @@ bool may_include(const std::string& from, const std::string& to) {
   if (from == to) return true;
   if (from == "text") return to == "base";
   if (to == "text" && from == "convert") return true;
+  if (from == "hub") return to == "base";
   if (to == "text" || is_one_backend(to)) return from == "engine";
   const auto above = rank_of(is_one_backend(from) ? "backend" : from);
   const auto below = rank_of(to);

@@ -1,4 +1,4 @@
-// Rewriting checkpoints through the binary: convert, quantize.
+// Rewriting checkpoints through the binary: convert, quantize, pull.
 #include <gtest/gtest.h>
 
 #include "tests/cli/cli.h"
@@ -64,6 +64,12 @@ TEST(CliQuantize, Refusals) {
   EXPECT_REFUSED(expertflow({"quantize", "-q", hf("mixtral"), out, "--type", "q8_0", "--output-type", "x"}), 2,
                  "--output-type");
   EXPECT_TRUE(fs::is_empty(folder.path));
+}
+
+// What is fetched, and how, is tests/hub's; here that the verb is wired.
+TEST(CliPull, Refusals) {
+  EXPECT_REFUSED(expertflow({"pull", "-q", "no-slash"}), 2, "error: ");
+  EXPECT_REFUSED(expertflow({"pull", "-q"}), 2, "ADDRESS");
 }
 
 }  // namespace

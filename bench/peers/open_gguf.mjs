@@ -31,9 +31,31 @@ const llama = await getLlama({gpu: false, build: "never", skipDownload: true, pr
                               maxThreads: Number(o.threads), logLevel: LlamaLogLevel.warn,
                               logger: (level, text) => log.push(text.trim())});
 
+// The low-level context: the other one asks a model without tokenizer for texts.
+async function ofLlamaWithoutTokenizer(file, ids) {
+  const bindings = llama._bindings;
+  const model = new bindings.AddonModel(file, {gpuLayers: 0, useMmap: true, addonExports: bindings});
+  if (!await model.init()) throw new Error("llama.cpp could not load it");
+  const context = new bindings.AddonContext(model, {contextSize: ids.length + Number(o.n) + 1, batchSize: ids.length + 1,
+                                                    sequences: 1, threads: Number(o.threads), flashAttention: false});
+  if (!await context.init()) throw new Error("llama.cpp could not make a context");
+  const sampler = new bindings.AddonSampler(model);
+  sampler.applyConfig({temperature: 0});
+  const out = [];
+  for (let feed = ids, position = 0; out.length < Number(o.n); feed = out.slice(-1)) {
+    context.initBatch(feed.length);
+    const [last] = context.addToBatch(0, position, Uint32Array.from(feed), Uint32Array.from([feed.length - 1]));
+    await context.decodeBatch();
+    out.push(await context.sampleToken(last, sampler));
+    position += feed.length;
+  }
+  return {ids, out, text: out.join(","), type: "without tokenizer"};
+}
+
 async function ofLlama(file) {
+  if (o["token-ids"]) return ofLlamaWithoutTokenizer(file, o["token-ids"].split(",").map(Number));
   const model = await llama.loadModel({modelPath: file, gpuLayers: 0});
-  const ids = o["token-ids"] ? o["token-ids"].split(",").map(Number) : model.tokenize(o.prompt, true);
+  const ids = model.tokenize(o.prompt, true);
   const context = await model.createContext({contextSize: ids.length + Number(o.n) + 1, sequences: 1,
                                              threads: Number(o.threads)});
   const out = [];
@@ -41,7 +63,7 @@ async function ofLlama(file) {
     out.push(id);
     if (out.length >= Number(o.n)) break;
   }
-  const text = o["token-ids"] ? out.join(",") : model.detokenize(out);
+  const text = model.detokenize(out);
   const type = model.typeDescription;
   await model.dispose();
   return {ids, out, text, type};

@@ -5,7 +5,8 @@
 #   scripts/bootstrap.sh --check  installs nothing; exits 1 when something is missing
 set -euo pipefail
 
-packages=(g++ cmake ninja-build pkg-config libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev libhwloc-dev libcurl4-openssl-dev libssl-dev libgtest-dev)
+packages=(g++ cmake ninja-build pkg-config libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev libhwloc-dev
+  liburing-dev libxxhash-dev libcurl4-openssl-dev libssl-dev libgtest-dev)
 check=0
 for argument in "$@"; do
   case "$argument" in

@@ -42,7 +42,10 @@ void FileSource::read(uint64_t offset, std::span<std::byte> out) const {
              offset, out.size(), done, size_);
     done += size_t(n);
   }
-  // After the bytes: a change during the read is seen too.
+  check_unchanged();
+}
+
+void FileSource::check_unchanged() const {
   struct stat st {};
   EF_CHECK(::fstat(fd_, &st) == 0, DeviceError, "{}: cannot stat: {}", name_, std::strerror(errno));
   EF_CHECK(modification_time(st) == modified_ && uint64_t(st.st_size) == size_, DeviceError,

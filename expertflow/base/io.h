@@ -9,6 +9,8 @@
 
 namespace ef {
 
+class FileSource;
+
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
@@ -17,6 +19,8 @@ class ByteSource {
   /// Reads exactly out.size() bytes at offset or throws DeviceError (short read, EIO) naming the file, the offset, what
   /// was asked and what came. Safe to call from several threads. Retries EINTR and partial reads itself.
   virtual void read(uint64_t offset, std::span<std::byte> out) const = 0;
+  /// The file behind it, where one may read it by other means (ReadFile); null for anything else.
+  virtual const FileSource* file() const { return nullptr; }
 };
 
 /// A file read with pread. Throws ModelError if it cannot be opened. A file that was written to or replaced in place
@@ -30,6 +34,10 @@ class FileSource final : public ByteSource {
   const std::string& name() const override { return name_; }
   uint64_t size() const override { return size_; }
   void read(uint64_t offset, std::span<std::byte> out) const override;
+  const FileSource* file() const override { return this; }
+  int descriptor() const { return fd_; }
+  /// DeviceError if the file was written to since it was opened. After a read: a change during it is seen too.
+  void check_unchanged() const;
 
  private:
   std::string name_;

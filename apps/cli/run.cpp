@@ -56,6 +56,8 @@ void print_out(std::string_view text) {
   std::fflush(stdout);
 }
 
+std::string count_text(uint64_t n, const char* what) { return n == 0 ? "" : fmt::format("; {} {}", n, what); }
+
 void report(const GenerateResult& r, const Engine& engine, const ExpertStats& before, const Log& log) {
   const ExpertStats after = engine.expert_stats();
   const int64_t computed = r.computed_tokens;
@@ -69,6 +71,16 @@ void report(const GenerateResult& r, const Engine& engine, const ExpertStats& be
            hits + misses ? 100.0 * double(hits) / double(hits + misses) : 100.0, hits, hits + misses,
            human_bytes(after.bytes_read - before.bytes_read), after.evictions - before.evictions,
            after.stall_seconds - before.stall_seconds);
+  if (const uint64_t ahead = after.ahead - before.ahead)
+    log.info("read ahead: {} experts, {} used ({} of them late), {} not wanted, {} cancelled in time", ahead,
+             after.ahead_used - before.ahead_used, after.ahead_late - before.ahead_late,
+             after.ahead_wasted - before.ahead_wasted, after.ahead_cancelled - before.ahead_cancelled);
+  const double busy = after.read_seconds - before.read_seconds;
+  if (busy > 0)
+    log.info("reads: {:.2f} GB/s while reading ({:.2f} s), by {}{}{}",
+             double(after.bytes_read - before.bytes_read) * 1e-9 / busy, busy, after.io,
+             count_text(after.read_retries - before.read_retries, "read again after an error"),
+             count_text(after.checksum_rereads - before.checksum_rereads, "read again after a wrong checksum"));
 }
 
 class Runner {

@@ -158,6 +158,7 @@ void ExpertCache::open(const Request& request, std::vector<Grant>& granted, std:
   LayerCacheStats& layer = stats_.layers[size_t(request.layer)];
   granted.clear();
   deferred.clear();
+  judge_reserved(request);
   // Residents are pinned before anything is placed, so that no miss of this event takes the slot of one of its hits.
   for (const ExpertId expert : request.experts) {
     const ExpertKey key{request.layer, expert};
@@ -180,6 +181,32 @@ void ExpertCache::open(const Request& request, std::vector<Grant>& granted, std:
   }
   grant_locked(request, deferred, granted);
   stats_.deferred += deferred.size();
+}
+
+// What was brought for this layer ahead of time and is not wanted goes before anything else.
+void ExpertCache::judge_reserved(const Request& request) {
+  std::erase_if(reserved_, [&](ExpertKey key) {
+    if (key.layer != request.layer) return false;
+    Entry& entry = at(key);
+    entry.reserved = false;
+    if (std::find(request.experts.begin(), request.experts.end(), key.expert) != request.experts.end()) {
+      ++stats_.reserved_used;
+      stats_.reserved_late += entry.state == ExpertState::kInFlight;
+      return true;
+    }
+    ++stats_.reserved_wasted;
+    entry.touched_step = 0;
+    if (!entry.transient) transient_pages_ += entry.extent.pages;
+    entry.transient = true;
+    return true;
+  });
+}
+
+uint64_t ExpertCache::reserved_bytes() const {
+  const std::lock_guard lock(mutex_);
+  uint64_t bytes = 0;
+  for (const ExpertKey key : reserved_) bytes += geometry_.footprint(key.layer);
+  return bytes;
 }
 
 void ExpertCache::grant(const Request& request, std::vector<ExpertId>& deferred, std::vector<Grant>& granted) {
@@ -294,6 +321,9 @@ std::optional<ExpertCache::Grant> ExpertCache::reserve(ExpertKey key, LayerId cu
   // Promised to the newest open step: it goes last until that step has ended.
   if (!steps_.empty()) entry.touched_step = steps_.rbegin()->first;
   entry.touched_event = events_;
+  entry.reserved = true;
+  reserved_.push_back(key);
+  ++stats_.reserved;
   return granted;
 }
 
@@ -339,6 +369,8 @@ void ExpertCache::free_slot(ExpertKey key, Entry& entry) {
   policy_->on_evict(key);
   if (entry.transient) transient_pages_ -= entry.extent.pages;
   entry.transient = false;
+  if (entry.reserved) std::erase(reserved_, key);
+  entry.reserved = false;
   entry.state = ExpertState::kAbsent;
   poison(entry.extent);
   pool_.release(entry.extent);

@@ -52,6 +52,10 @@ struct CacheStats {
   uint64_t late_hits = 0;  ///< ... that were in flight (not counted in hits)
   uint64_t misses = 0;     ///< ... that were absent
   uint64_t deferred = 0;   ///< misses that had to wait for a later wave
+  uint64_t reserved = 0;   ///< experts that got a slot before anybody asked for them: reserve()
+  uint64_t reserved_used = 0,
+           reserved_late = 0;    ///< of them, asked for by their layer's next event; still in flight then
+  uint64_t reserved_wasted = 0;  ///< of them, not asked for by it
   uint64_t fills = 0, failed_fills = 0, cancelled_fills = 0, evictions = 0;
   uint64_t bytes_filled = 0;  ///< of slots
   uint64_t pool_bytes = 0, bytes_in_use = 0, bytes_in_flight = 0;
@@ -104,7 +108,10 @@ class ExpertCache {
 
   /// A slot for an expert that nobody has asked for yet; none if it is near already, or if only experts of open steps
   /// could make room. `current` is the layer being run.
+  /// The layer's next event judges it: what it does not ask for is the first to leave.
   std::optional<Grant> reserve(ExpertKey key, LayerId current);
+  /// Bytes of the slots that reserve() gave out and no event has judged yet.
+  uint64_t reserved_bytes() const;
 
   // The copy's side.
   void complete(ExpertKey key);
@@ -140,6 +147,7 @@ class ExpertCache {
   struct Entry {
     ExpertState state = ExpertState::kAbsent;
     bool transient = false;
+    bool reserved = false;  // nobody has asked for it yet
     uint32_t pins = 0;
     Extent extent;
     StepId touched_step = 0;     // last step that asked for it
@@ -161,6 +169,7 @@ class ExpertCache {
   std::span<std::byte> bytes_of(LayerId layer, Extent extent) const;
   void pin(StepId step, ExpertKey key, Entry& entry);
   void touch(const Request& request, Entry& entry);
+  void judge_reserved(const Request& request);
   void unpin(ExpertKey key);
   void grant_locked(const Request& request, std::vector<ExpertId>& deferred, std::vector<Grant>& granted);
   size_t victim_limit(const Request& request, const Ranking& ranking) const;
@@ -190,7 +199,8 @@ class ExpertCache {
   StepId next_step_ = 1;
   uint64_t events_ = 0;
   uint64_t transient_pages_ = 0;
-  std::vector<ExpertKey> ranked_;  // scratch
+  std::vector<ExpertKey> reserved_;  // entries with that flag
+  std::vector<ExpertKey> ranked_;    // scratch
   CacheStats stats_;
 };
 

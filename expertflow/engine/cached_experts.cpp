@@ -21,7 +21,8 @@ class Cached final : public CachedExperts {
   ~Cached() override { close_step(); }
 
   void begin_step() override {
-    close_step();  // one that ended with an exception
+    close_step();                                  // one that ended with an exception
+    if (forecast_) pipeline_.cancel_prefetches();  // what it left in the queue
     step_ = cache_.begin_step();
     ++stats_.steps;
   }
@@ -31,6 +32,7 @@ class Cached final : public CachedExperts {
   }
   void run(LayerId layer, const float* x, const RoutingView& routing, float* out, Stream& stream) override;
   CachedExpertsStats stats() const override { return stats_; }
+  void set_forecast(ExpertForecast* forecast) override { forecast_ = forecast; }
 
  private:
   struct Ready {  // resident and pinned, to be computed
@@ -45,6 +47,7 @@ class Cached final : public CachedExperts {
     float* expert_out = nullptr;
     Stream* stream = nullptr;
     int top_k = 0;
+    int64_t rows = 0;
     std::vector<ExpertCache::Grant> granted;
     std::vector<ExpertId> deferred;  // still without a slot
     std::vector<Ready> ready;
@@ -63,6 +66,8 @@ class Cached final : public CachedExperts {
   void run_rows(LayerId layer, const float* x, const RoutingView& host, const float* weights, float* out,
                 Stream& stream);
   void serve(Event& event);
+  void cancel_unwanted(const Event& event);
+  void read_ahead(const Event& event);
   void start_copies(Event& event);
   void compute_ready(Event& event);
   void await_copies(Event& event);
@@ -77,6 +82,8 @@ class Cached final : public CachedExperts {
   const Clock& clock_;
   CachedExpertsOptions options_;
   StepId step_ = 0;
+  ExpertForecast* forecast_ = nullptr;
+  std::vector<ExpertKey> likely_;
   Buffer scratch_;
   std::vector<int32_t> host_ids_;
   CachedExpertsStats stats_;
@@ -114,6 +121,7 @@ void Cached::run_rows(LayerId layer, const float* x, const RoutingView& host, co
   event.expert_out = scratch(uint64_t(host.tokens) * uint64_t(host.top_k) * uint64_t(config_.hidden));
   event.stream = &stream;
   event.top_k = host.top_k;
+  event.rows = host.tokens;
   ++stats_.layer_events;
   serve(event);
   backend_.combine(stream, {host.tokens, config_.hidden, host.top_k, event.expert_out, weights, out});
@@ -121,8 +129,10 @@ void Cached::run_rows(LayerId layer, const float* x, const RoutingView& host, co
 }
 
 void Cached::serve(Event& event) {
+  if (forecast_) cancel_unwanted(event);
   cache_.open(event.request, event.granted, event.deferred);
   start_copies(event);
+  if (forecast_ && event.rows <= options_.forecast_rows) read_ahead(event);
   for (;;) {
     compute_ready(event);
     if (event.error) std::rethrow_exception(event.error);  // pins end with the step
@@ -141,6 +151,31 @@ void Cached::serve(Event& event) {
     if (event.coming.empty()) return;
     await_copies(event);
   }
+}
+
+// A guess about this layer that turned out wrong makes room before the layer's own copies are placed.
+void Cached::cancel_unwanted(const Event& event) {
+  const auto& wanted = event.groups->experts;  // ascending
+  pipeline_.cancel_prefetches([&](ExpertKey key) {
+    return key.layer == event.request.layer && !std::binary_search(wanted.begin(), wanted.end(), key.expert);
+  });
+}
+
+// Behind this layer's own copies, which are on their way already.
+void Cached::read_ahead(const Event& event) {
+  forecast_->forecast(event.request.layer, event.rows, *event.stream, likely_);
+  const auto most = uint64_t(options_.forecast_share * double(cache_.pool_bytes()));
+  uint64_t held = cache_.reserved_bytes();
+  std::vector<Copy> copies;
+  for (const ExpertKey key : likely_) {
+    const uint64_t bytes = cache_.geometry().footprint(key.layer);
+    if (held + bytes > most) break;
+    const auto grant = cache_.reserve(key, event.request.layer);
+    if (!grant) continue;
+    held += bytes;
+    copies.push_back({key, grant->slot});
+  }
+  pipeline_.submit(copies, CopyPriority::kPrefetch);
 }
 
 void Cached::start_copies(Event& event) {
@@ -225,9 +260,19 @@ std::unique_ptr<CachedExperts> make_cached_experts(const Config& config, const E
   return std::make_unique<Cached>(config, store, cache, pipeline, backend, clock, options);
 }
 
+namespace {
+
+DiskReaderOptions disk_options(const ExpertTierOptions& options) {
+  DiskReaderOptions disk = options.disk;
+  disk.lanes = options.pipeline.workers;
+  return disk;
+}
+
+}  // namespace
+
 ExpertTier::ExpertTier(const Config& config, const ExpertStore& store, Backend& backend, const Clock& clock,
                        const ExpertTierOptions& options)
-    : reader_(store) {
+    : reader_(store, disk_options(options)) {
   const int layers = int(config.layers.size());
   CacheGeometry geometry = geometry_of(store, layers);
   const uint64_t bytes = geometry.pool_bytes(options.budget_bytes), page = geometry.page_bytes;

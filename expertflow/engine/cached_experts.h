@@ -10,8 +10,17 @@
 #include "expertflow/cache/expert_cache.h"
 #include "expertflow/model/experts.h"
 #include "expertflow/transfer/copy_pipeline.h"
+#include "expertflow/transfer/disk_reader.h"
 
 namespace ef {
+
+/// Guesses which experts layers further on will want. A hint: nothing depends on its being right.
+class ExpertForecast {
+ public:
+  virtual ~ExpertForecast() = default;
+  /// Called while the copies of `layer`, of which a step runs so many rows, are under way; likeliest first.
+  virtual void forecast(LayerId layer, int64_t rows, Stream& stream, std::vector<ExpertKey>& likely) = 0;
+};
 
 struct CachedExpertsOptions {
   /// Rows of a layer event from which it counts as prefill: what it brings in leaves first (ExpertCacheOptions).
@@ -19,6 +28,10 @@ struct CachedExpertsOptions {
   /// Outputs of a layer before they are combined, [rows * top_k, hidden] floats: larger chunks are run in blocks of
   /// rows.
   uint64_t scratch_bytes = 32 << 20;
+  /// A forecast is asked for events of at most so many rows: more of them want nearly every expert anyway.
+  int64_t forecast_rows = 8;
+  /// Share of the pool that experts may hold which a forecast named and no layer has asked for yet.
+  double forecast_share = 0.25;
   /// For tests: everything leaves at the end of each step and comes back elsewhere.
   bool evict_every_step = false;
 };
@@ -32,6 +45,8 @@ struct CachedExpertsStats {
 class CachedExperts : public Experts {
  public:
   virtual CachedExpertsStats stats() const = 0;
+  /// Null: none. It must outlive its use. Between steps.
+  virtual void set_forecast(ExpertForecast* forecast) = 0;
 };
 
 /// All arguments must outlive the result. The cache's geometry is that of the store.
@@ -45,6 +60,7 @@ struct ExpertTierOptions {
   std::string policy = "lfru";
   ExpertCacheOptions cache;
   CopyPipelineOptions pipeline;
+  DiskReaderOptions disk;  ///< lanes: those of the pipeline's workers
   CachedExpertsOptions experts;
 };
 class ExpertTier {
@@ -56,9 +72,10 @@ class ExpertTier {
   CachedExperts& experts() { return *experts_; }
   ExpertCache& cache() { return *cache_; }
   CopyPipeline& pipeline() { return *pipeline_; }
+  const DiskReader& reader() const { return reader_; }
 
  private:
-  StoreReader reader_;
+  DiskReader reader_;
   Buffer memory_;
   std::unique_ptr<ExpertCache> cache_;
   std::unique_ptr<CopyPipeline> pipeline_;

@@ -6,12 +6,14 @@
 #include "expertflow/base/errors.h"
 #include "expertflow/base/topology.h"
 #include "expertflow/engine/cached_experts.h"
+#include "expertflow/engine/gate_ahead.h"
 #include "expertflow/engine/memory_budget.h"
 
 namespace ef {
 
 struct Engine::Tiers {
   std::unique_ptr<Experts> all_resident;
+  std::unique_ptr<GateAhead> ahead;  // used by the tier until that is gone
   std::unique_ptr<ExpertTier> tier;
   Experts& experts() { return all_resident ? *all_resident : tier->experts(); }
 };
@@ -38,8 +40,14 @@ void check(const EngineOptions& o) {
            kMaxContext, o.ctx_size);
   EF_CHECK(o.io_threads >= 1 && o.io_threads <= kMaxThreads, ConfigError, "io-threads: expected 1 to {}, found {}",
            kMaxThreads, o.io_threads);
+  EF_CHECK(o.read_ahead >= 0 && o.read_ahead <= kMaxLayers, ConfigError, "read-ahead: expected 0 to {}, found {}",
+           kMaxLayers, o.read_ahead);
+  EF_CHECK(o.io_depth >= 1 && o.io_depth <= kMaxThreads, ConfigError, "io-depth: expected 1 to {}, found {}",
+           kMaxThreads, o.io_depth);
   EF_CHECK(o.threads >= 0 && o.threads <= kMaxThreads, ConfigError, "threads: expected 0 to {}, found {}", kMaxThreads,
            o.threads);
+  parse_io(o.io);
+  parse_direct_io(o.direct_io);
   EF_CHECK(o.cache_type_k == o.cache_type_v, ConfigError,
            "cache-type-v: keys and values are cached in one type, found {} and {}", o.cache_type_k, o.cache_type_v);
   EF_CHECK(o.offload_device == "disk", ConfigError,
@@ -101,6 +109,20 @@ KvType parse_kv_type(const std::string& text) {
   fail<ConfigError>("cache-type: expected f16, bf16 or f32, found \"{}\"", text);
 }
 
+IoKind parse_io(const std::string& text) {
+  if (text == "auto") return IoKind::kAuto;
+  if (text == "uring") return IoKind::kUring;
+  if (text == "pread") return IoKind::kPread;
+  fail<ConfigError>("io: expected auto, uring or pread, found \"{}\"", text);
+}
+
+DirectIo parse_direct_io(const std::string& text) {
+  if (text == "auto") return DirectIo::kAuto;
+  if (text == "on") return DirectIo::kOn;
+  if (text == "off") return DirectIo::kOff;
+  fail<ConfigError>("direct-io: expected auto, on or off, found \"{}\"", text);
+}
+
 std::string kv_type_name(KvType type) { return type == KvType::kF32 ? "f32" : type == KvType::kF16 ? "f16" : "bf16"; }
 
 Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, const Log& log,
@@ -122,12 +144,14 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
   files_->store->choose_layouts([&](Format f) { return backend_->weight_layout(Op::kExperts, f); });
   // Experts first: a budget that cannot work is refused before anything is read.
   build_experts(false);
+  if (!options_.all_resident) files_->store->check_scales();  // a bad one fails here and not when it is first wanted
   model_ = std::make_unique<Model>();
   model_->config = c;
   model_->weights = load_weights(c, files_->binding, files_->checkpoint.directory, *backend_, progress);
   rope_ = std::make_unique<RopeTable>(c.rope, c.context_length);
   kv_ = std::make_unique<KvCache>(c, *backend_, kv);
   state_ = std::make_unique<State>(c, *backend_, options_.ubatch, logit_rows(options_));
+  wire_read_ahead();
 }
 
 Engine::~Engine() = default;
@@ -145,13 +169,10 @@ MemoryPlan plan_memory(const ModelFiles& files, const EngineOptions& o) {
   MemoryPlan plan;
   plan.resident_bytes = files.binding.resident_bytes;
   plan.kv_bytes = KvCache::bytes_for(c, kv_options(c, o));
-  uint64_t staging = 0;
-  for (const LayerExperts& layer : files.store->layers())
-    staging = std::max({staging, files.store->staging_bytes({layer.layer, 0}), layer.layout.bytes});
   const int threads = o.threads > 0 ? o.threads : default_threads();
   const int64_t context = context_tokens(o.ctx_size, c);
   plan.scratch_bytes = State::bytes_for(c, o.ubatch, logit_rows(o)) + CachedExpertsOptions{}.scratch_bytes +
-                       staging * uint64_t(o.io_threads) +
+                       DiskReader::staging_bytes(*files.store, o.io_threads) +
                        cpu_scratch_bytes(threads, c.heads, c.latent ? 1 : c.kv_heads, context);
   plan.expert_total = files.store->total_bytes();
   return plan;
@@ -173,9 +194,28 @@ void Engine::build_experts(bool rest_is_taken) {
     tier.budget_bytes = budget.bytes;
     tier.policy = options_.eviction_policy;
     tier.pipeline.workers = options_.io_threads;
+    tier.disk.io = parse_io(options_.io);
+    tier.disk.direct = parse_direct_io(options_.direct_io);
+    tier.disk.depth = options_.io_depth;
     tiers->tier = std::make_unique<ExpertTier>(files_->config, *files_->store, *backend_, clock_, tier);
+    if (!rest_is_taken) log_io(tiers->tier->reader().state());  // once: another budget reads in the same way
   }
   tiers_ = std::move(tiers);
+}
+
+// Where every expert finds room there is nothing to run ahead of.
+void Engine::wire_read_ahead() {
+  if (!tiers_->tier || options_.read_ahead == 0) return;
+  const ExpertCache& cache = tiers_->tier->cache();
+  if (cache.pool_bytes() >= cache.geometry().total_footprint()) return;
+  const int64_t rows = std::min<int64_t>(CachedExpertsOptions{}.forecast_rows, state_->max_rows);
+  tiers_->ahead = std::make_unique<GateAhead>(*model_, *state_, *backend_, options_.read_ahead, rows);
+  tiers_->tier->experts().set_forecast(tiers_->ahead.get());
+}
+
+void Engine::log_io(const IoState& state) const {
+  for (const IoState::Note& note : state.notes) note.warning ? log_.warn("{}", note.text) : log_.info("{}", note.text);
+  log_.info("experts are read by {}", state.text());
 }
 
 std::span<const float> Engine::step(const Batch& batch) {
@@ -194,8 +234,10 @@ void Engine::set_expert_memory(const std::string& budget) {
   } catch (...) {
     options_.expert_memory = before;
     build_experts(true);
+    wire_read_ahead();
     throw;
   }
+  wire_read_ahead();
 }
 
 ExpertStats Engine::expert_stats() const {
@@ -205,7 +247,17 @@ ExpertStats Engine::expert_stats() const {
   const CachedExpertsStats experts = tiers_->tier->experts().stats();
   stats.hits = cache.hits;
   stats.misses = cache.misses + cache.late_hits;
-  stats.bytes_read = tiers_->tier->pipeline().stats().bytes_read;
+  const CopyStats copies = tiers_->tier->pipeline().stats();
+  stats.bytes_read = copies.bytes_read;
+  stats.ahead = cache.reserved;
+  stats.ahead_used = cache.reserved_used;
+  stats.ahead_late = cache.reserved_late;
+  stats.ahead_wasted = cache.reserved_wasted;
+  stats.ahead_cancelled = copies.cancelled;
+  stats.read_seconds = copies.busy_seconds;
+  stats.read_retries = copies.retries;
+  stats.checksum_rereads = tiers_->tier->reader().rereads();
+  stats.io = tiers_->tier->reader().state().text();
   stats.evictions = cache.evictions;
   stats.waves = experts.waves;
   stats.stall_seconds = experts.stall_seconds;

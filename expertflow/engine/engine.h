@@ -36,8 +36,13 @@ BudgetFacts budget_facts_of(const ModelFiles& files, const MemoryPlan& plan);
 struct ExpertStats {
   uint64_t hits = 0, misses = 0;  ///< distinct experts a layer event asked for: resident, or not
   uint64_t bytes_read = 0;
+  double read_seconds = 0;  ///< at least one read was under way
+  uint64_t read_retries = 0, checksum_rereads = 0;
+  std::string io;  ///< how experts are read; empty if all are resident
   uint64_t evictions = 0, waves = 0;
   double stall_seconds = 0;  ///< compute waited for reads
+  // read ahead: experts, of which asked for, still on their way then; not asked for; taken back before they were read
+  uint64_t ahead = 0, ahead_used = 0, ahead_late = 0, ahead_wasted = 0, ahead_cancelled = 0;
   double hit_rate() const { return hits + misses ? double(hits) / double(hits + misses) : 1.0; }
 };
 
@@ -67,6 +72,8 @@ class Engine {
 
  private:
   void build_experts(bool rest_is_taken);
+  void log_io(const IoState& state) const;
+  void wire_read_ahead();
   EngineOptions options_;
   const Log& log_;
   SteadyClock clock_;

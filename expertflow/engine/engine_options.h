@@ -5,6 +5,7 @@
 
 #include "expertflow/backend/backend.h"
 #include "expertflow/base/options.h"
+#include "expertflow/transfer/disk_reader.h"
 
 namespace ef {
 
@@ -16,7 +17,9 @@ struct EngineOptions {
   std::string pin_threads = "auto";
   std::string isa = "auto";
   std::string activations = "q8";
-  int io_threads = 4;
+  std::string io = "auto", direct_io = "auto";
+  int io_threads = 4, io_depth = 32;
+  int read_ahead = 1;
   int64_t ctx_size = -1;
   int parallel = 1;
   int batch_size = 2048, ubatch = 512;
@@ -38,7 +41,12 @@ struct EngineOptions {
     visit(activations, {"--activations",
                         "what meets weights of 8 bits and fewer: q8 (8-bit integers, fast), f32 (slow, the reference's "
                         "arithmetic)"});
-    visit(io_threads, {"--io-threads", "threads that read experts from the slow tier"});
+    visit(io, {"--io", "how experts are read: uring, pread, or auto (io_uring where there is one)"});
+    visit(direct_io, {"--direct-io", "read experts around the page cache: on, off, or auto (where it is allowed)"});
+    visit(io_threads, {"--io-threads", "experts that are read from the slow tier at once, a thread each"});
+    visit(io_depth, {"--io-depth", "reads that are with the kernel at once (io_uring)"});
+    visit(read_ahead,
+          {"--read-ahead", "layers ahead whose experts are guessed and read while a token is computed; 0: none"});
     visit(ctx_size, {"-c,--ctx-size",
                      "tokens of context, all sequences together; 0: as many as the model was made for, -1: that, but "
                      "at most 4096"});
@@ -51,6 +59,9 @@ struct EngineOptions {
   }
 };
 
+/// ConfigError naming the flag and the known ones.
+IoKind parse_io(const std::string& text);
+DirectIo parse_direct_io(const std::string& text);
 /// ConfigError naming the known ones.
 KvType parse_kv_type(const std::string& text);
 std::string kv_type_name(KvType type);

@@ -9,4 +9,14 @@ void attention_block(StepContext& context, LayerId layer, const BatchView& batch
 /// Norm, dense FFN or MoE with shared experts, residual.
 void ffn_block(StepContext& context, LayerId layer, int64_t rows);
 
+/// A layer's router over rows of normalised input: what ffn_block() does, for whoever wants to know a choice earlier.
+struct RouteRows {
+  int64_t rows = 0;
+  const float* normed = nullptr;  ///< [rows, hidden]
+  float* logits = nullptr;        ///< [rows, experts]
+  int32_t* ids = nullptr;         ///< [rows, top_k], rank order
+  float* weights = nullptr;       ///< [rows, top_k]
+};
+void route_rows(const Config& config, const LayerWeights& layer, Backend& backend, Stream& stream, const RouteRows& r);
+
 }  // namespace ef

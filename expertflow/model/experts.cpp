@@ -82,9 +82,9 @@ class AllResident final : public Experts {
                "layer {}: backend {} does not compute experts in {}", layer.layer, backend_.name(),
                format_info(part.format).name);
     const uint64_t bytes = l.layout.bytes;
-    l.slots = backend_.allocate(bytes * layer.experts.size());
+    l.slots = backend_.allocate(bytes * layer.count());
     slot.resize(bytes);
-    for (size_t e = 0; e < layer.experts.size(); ++e) {
+    for (size_t e = 0; e < layer.count(); ++e) {
       store.fill({layer.layer, ExpertId(e)}, slot, staging);
       backend_.copy_to_device(l.slots.data() + e * bytes, slot.data(), bytes, stream);
       stream.synchronize();

@@ -15,26 +15,10 @@ void dense_ffn(StepContext& c, const MatrixView& gate, const MatrixView& up, con
   c.backend.linear(c.stream, {down, nullptr, rows, st.ffn_gate, out});
 }
 
-void route(StepContext& c, const LayerWeights& w, int64_t rows) {
-  State& st = c.state;
-  const RouterConfig& r = c.model.config.router;
-  c.backend.linear(c.stream, {w.router, w.router_bias, rows, st.normed, st.router_logits});
-  RouterArgs args;
-  args.score = r.score;
-  args.rows = rows;
-  args.experts = r.experts, args.top_k = r.top_k;
-  args.logits = st.router_logits, args.selection_bias = w.selection_bias;
-  args.groups = r.groups, args.top_groups = r.top_groups, args.group_score = r.group_score;
-  args.renormalise = r.renormalise, args.renormalise_eps = r.renormalise_eps, args.scale = r.scale;
-  args.jitter_eps = r.jitter_eps;
-  args.ids = st.router_ids, args.weights = st.router_weights;
-  c.backend.route(c.stream, args);
-}
-
 void moe(StepContext& c, LayerId layer, const LayerWeights& w, int64_t rows) {
   State& st = c.state;
   const Config& config = c.model.config;
-  route(c, w, rows);
+  route_rows(config, w, c.backend, c.stream, {rows, st.normed, st.router_logits, st.router_ids, st.router_weights});
   const RoutingView routing{rows, config.router.top_k, st.router_ids, st.router_weights};
   if (c.observer) c.observer->on_routing(layer, st.normed, st.router_logits, routing);
   c.experts.run(layer, st.normed, routing, st.block_out, c.stream);
@@ -49,6 +33,21 @@ void moe(StepContext& c, LayerId layer, const LayerWeights& w, int64_t rows) {
 }
 
 }  // namespace
+
+void route_rows(const Config& config, const LayerWeights& layer, Backend& backend, Stream& stream, const RouteRows& r) {
+  const RouterConfig& router = config.router;
+  backend.linear(stream, {layer.router, layer.router_bias, r.rows, r.normed, r.logits});
+  RouterArgs args;
+  args.score = router.score;
+  args.rows = r.rows;
+  args.experts = router.experts, args.top_k = router.top_k;
+  args.logits = r.logits, args.selection_bias = layer.selection_bias;
+  args.groups = router.groups, args.top_groups = router.top_groups, args.group_score = router.group_score;
+  args.renormalise = router.renormalise, args.renormalise_eps = router.renormalise_eps, args.scale = router.scale;
+  args.jitter_eps = router.jitter_eps;
+  args.ids = r.ids, args.weights = r.weights;
+  backend.route(stream, args);
+}
 
 void ffn_block(StepContext& c, LayerId layer, int64_t rows) {
   const Config& config = c.model.config;

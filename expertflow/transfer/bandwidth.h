@@ -18,14 +18,17 @@ class BandwidthEstimate {
     --active_;
     bytes_ = bytes_ * kKeep + double(bytes);
     busy_ = busy_ * kKeep + seconds(now - mark_);
+    total_ += now - mark_;
     mark_ = now;
   }
   double bytes_per_second() const { return busy_ > 0 ? bytes_ / busy_ : 0.; }  ///< 0 before the first copy
+  /// Time with at least one copy under way, since the beginning.
+  double busy_seconds(Duration now) const { return seconds(active_ > 0 ? total_ + (now - mark_) : total_); }
 
  private:
   static constexpr double kKeep = 0.9;  // ten copies or so
   int active_ = 0;
-  Duration mark_{0};
+  Duration mark_{0}, total_{0};
   double bytes_ = 0, busy_ = 0;
 };
 

@@ -7,12 +7,11 @@
 
 namespace ef {
 
-CopyPipeline::CopyPipeline(const ExpertReader& reader, ExpertCache& cache, const Clock& clock,
-                           CopyPipelineOptions options)
+CopyPipeline::CopyPipeline(ExpertReader& reader, ExpertCache& cache, const Clock& clock, CopyPipelineOptions options)
     : reader_(reader), cache_(cache), clock_(clock), options_(std::move(options)) {
   EF_CHECK(options_.workers >= 1, ConfigError, "copy pipeline: expected at least 1 reader, found {}", options_.workers);
   try {
-    for (int i = 0; i < options_.workers; ++i) threads_.emplace_back([this] { work(); });
+    for (int i = 0; i < options_.workers; ++i) threads_.emplace_back([this, i] { work(i); });
   } catch (const std::system_error& error) {
     const size_t started = threads_.size();
     stop();
@@ -54,18 +53,20 @@ void CopyPipeline::promote(ExpertKey key) {
   if (it == prefetch_.end()) return;
   demand_.push_back(*it);
   prefetch_.erase(it);
+  wake_.notify_one();
 }
 
-size_t CopyPipeline::cancel_prefetches() {
-  std::deque<Copy> left;
+size_t CopyPipeline::cancel_prefetches(const std::function<bool(ExpertKey)>& which) {
+  std::deque<Copy> taken, kept;
   {
     const std::lock_guard lock(mutex_);
-    left.swap(prefetch_);
-    stats_.cancelled += left.size();
-    if (active_ == 0 && demand_.empty()) idle_.notify_all();
+    for (const Copy& job : prefetch_) (!which || which(job.key) ? taken : kept).push_back(job);
+    prefetch_ = std::move(kept);
+    stats_.cancelled += taken.size();
+    if (active_ == 0 && demand_.empty() && prefetch_.empty()) idle_.notify_all();
   }
-  for (const Copy& job : left) cache_.fail(job.key, nullptr);
-  return left.size();
+  for (const Copy& job : taken) cache_.fail(job.key, nullptr);
+  return taken.size();
 }
 
 void CopyPipeline::drain() {
@@ -78,29 +79,36 @@ CopyStats CopyPipeline::stats() const {
   CopyStats out = stats_;
   out.queued = demand_.size() + prefetch_.size();
   out.active = active_;
+  out.busy_seconds = bandwidth_.busy_seconds(clock_.now());
   out.bytes_per_second = bandwidth_.bytes_per_second();
   return out;
 }
 
-void CopyPipeline::work() {
-  std::vector<std::byte> staging;
+bool CopyPipeline::may_prefetch() const {
+  return !prefetch_.empty() && active_prefetches_ < std::max<uint64_t>(1, uint64_t(options_.workers) / 2);
+}
+
+void CopyPipeline::work(int lane) {
   std::unique_lock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [&] { return stop_ || !demand_.empty() || !prefetch_.empty(); });
+    wake_.wait(lock, [&] { return stop_ || !demand_.empty() || may_prefetch(); });
     if (stop_) return;
-    auto& queue = demand_.empty() ? prefetch_ : demand_;
+    const bool ahead = demand_.empty();
+    auto& queue = ahead ? prefetch_ : demand_;
     const Copy job = queue.front();
     queue.pop_front();
     ++active_;
+    active_prefetches_ += ahead;
     lock.unlock();
-    copy(job, staging);
+    copy(job, lane);
     lock.lock();
     --active_;
+    active_prefetches_ -= ahead;
     if (active_ == 0 && demand_.empty() && prefetch_.empty()) idle_.notify_all();
   }
 }
 
-void CopyPipeline::copy(const Copy& job, std::vector<std::byte>& staging) {
+void CopyPipeline::copy(const Copy& job, int lane) {
   at("start", job.key);
   {
     const std::lock_guard lock(mutex_);
@@ -114,7 +122,7 @@ void CopyPipeline::copy(const Copy& job, std::vector<std::byte>& staging) {
       at("retry", job.key);
     }
     try {
-      reader_.fill(job.key, job.slot, staging);
+      reader_.fill(job.key, job.slot, lane);
       bytes = reader_.file_bytes(job.key);
       error = nullptr;
       break;

@@ -15,20 +15,9 @@ class ExpertReader {
   virtual ~ExpertReader() = default;
   /// Bytes read from the slow tier for one expert.
   virtual uint64_t file_bytes(ExpertKey key) const = 0;
-  /// Fills the slot; staging is scratch that the caller keeps from call to call. Throws DeviceError (short read, EIO):
-  /// the slot then holds no expert. Called by several threads at once, for different experts.
-  virtual void fill(ExpertKey key, std::span<std::byte> slot, std::vector<std::byte>& staging) const = 0;
-};
-
-/// Reads from the files of a checkpoint. The store must outlive it.
-class StoreReader final : public ExpertReader {
- public:
-  explicit StoreReader(const ExpertStore& store) : store_(store) {}
-  uint64_t file_bytes(ExpertKey key) const override;
-  void fill(ExpertKey key, std::span<std::byte> slot, std::vector<std::byte>& staging) const override;
-
- private:
-  const ExpertStore& store_;
+  /// Fills the slot. Throws DeviceError (short read, EIO) or ModelError (bad content): the slot then holds no expert.
+  /// Called by several threads at once for different experts, each with a lane of its own, counted from 0.
+  virtual void fill(ExpertKey key, std::span<std::byte> slot, int lane) = 0;
 };
 
 /// Slot sizes of all decoder layers, dense ones included.

@@ -2,178 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <optional>
 #include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include "expertflow/base/errors.h"
 #include "expertflow/quant/mxfp4.h"
-#include "expertflow/quant/scalars.h"
-#include "expertflow/quant/tiles.h"
 #include "expertflow/weights/checked.h"
+#include "expertflow/weights/expert_plan.h"
 
 namespace ef {
 
 namespace {
-
-bool is_scales(ExpertRole role) {
-  return role == ExpertRole::kGateScales || role == ExpertRole::kUpScales || role == ExpertRole::kDownScales;
-}
-
-bool is_bias(ExpertRole role) {
-  return role == ExpertRole::kGateBias || role == ExpertRole::kUpBias || role == ExpertRole::kDownBias;
-}
-
-/// Bytes of a tensor that belong to one expert.
-struct Slice {
-  const TensorInfo* tensor = nullptr;
-  uint64_t begin = 0, bytes = 0;  ///< within the tensor
-  uint64_t file_offset() const { return tensor->offset + begin; }
-};
-
-Slice slice(const TensorInfo& tensor, const PartSource& source) {
-  if (!source.stacked) return {&tensor, 0, tensor.bytes};
-  uint64_t each = tensor.bytes / uint64_t(tensor.shape[0]);
-  return {&tensor, uint64_t(source.index) * each, each};
-}
-
-/// The bytes that become the part as they are, if they are contiguous in the file.
-std::optional<Slice> direct(const PartSource& source, const ExpertPart& part) {
-  if (source.row_step != 1 || part.layout != MatrixLayout::kRows) return {};
-  Slice whole = slice(source.tensor, source);
-  if (source.unpack == Unpack::kRows)
-    return Slice{whole.tensor, whole.begin + uint64_t(source.row_begin) * row_bytes(part.format, part.cols),
-                 part.bytes};
-  if (source.unpack == Unpack::kToF32 && source.tensor.format == Format::kF32)
-    return Slice{whole.tensor, whole.begin + uint64_t(source.row_begin) * sizeof(float), part.bytes};
-  return {};
-}
-
-/// Where a slice lies in staging memory. Slices that several parts need (gate and up fused) are read once.
-struct Staged {
-  int file;
-  uint64_t file_offset, bytes, staging_offset;
-};
-
-struct Plan {
-  std::vector<ExpertStore::Read> reads;
-  std::vector<Staged> staged;
-  uint64_t staging_bytes = 0;
-  const Staged& find(const Slice& s) const {
-    for (const Staged& item : staged)
-      if (item.file == s.tensor->file && item.file_offset == s.file_offset()) return item;
-    EF_DCHECK(false);
-    return staged.front();
-  }
-};
-
-constexpr uint64_t kStagingAlignment = 16;
-
-void place_staged(Plan& plan) {
-  auto& staged = plan.staged;
-  auto order = [](const Staged& s) { return std::pair(s.file, s.file_offset); };
-  std::sort(staged.begin(), staged.end(), [&](const Staged& a, const Staged& b) { return order(a) < order(b); });
-  staged.erase(
-      std::unique(staged.begin(), staged.end(), [&](const Staged& a, const Staged& b) { return order(a) == order(b); }),
-      staged.end());
-  for (Staged& s : staged) {
-    plan.staging_bytes = (plan.staging_bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
-    s.staging_offset = plan.staging_bytes;
-    plan.staging_bytes += s.bytes;
-    plan.reads.push_back({s.file, s.file_offset, s.bytes, true, s.staging_offset});
-  }
-}
-
-void merge_adjacent(std::vector<ExpertStore::Read>& reads) {
-  auto order = [](const ExpertStore::Read& r) { return std::tuple(r.file, r.file_offset); };
-  std::sort(reads.begin(), reads.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
-  size_t kept = 0;
-  for (size_t i = 1; i < reads.size(); ++i) {
-    ExpertStore::Read& last = reads[kept];
-    const ExpertStore::Read& next = reads[i];
-    if (last.file == next.file && last.staged == next.staged && last.file_offset + last.bytes == next.file_offset &&
-        last.destination + last.bytes == next.destination)
-      last.bytes += next.bytes;
-    else
-      reads[++kept] = next;
-  }
-  if (!reads.empty()) reads.resize(kept + 1);
-}
-
-Plan make_plan(const ExpertLayout& layout, const std::vector<PartSource>& sources) {
-  Plan plan;
-  auto stage = [&](const Slice& s) { plan.staged.push_back({s.tensor->file, s.file_offset(), s.bytes, 0}); };
-  for (size_t i = 0; i < sources.size(); ++i) {
-    const PartSource& source = sources[i];
-    if (auto d = direct(source, layout.parts[i])) {
-      plan.reads.push_back({source.tensor.file, d->file_offset(), d->bytes, false, layout.parts[i].offset});
-      continue;
-    }
-    stage(slice(source.tensor, source));
-    if (source.unpack == Unpack::kMxfp4Pairs) stage(slice(source.scales, source));
-  }
-  place_staged(plan);
-  merge_adjacent(plan.reads);
-  return plan;
-}
-
-// ---- filling a part from staging ----
-
-void copy_rows(const std::byte* from, const PartSource& source, const ExpertPart& part, std::byte* to) {
-  const uint64_t row = row_bytes(part.format, part.cols);
-  for (int64_t r = 0; r < part.rows; ++r)
-    std::memcpy(to + uint64_t(r) * row, from + uint64_t(source.row_begin + r * source.row_step) * row, row);
-}
-
-template <size_t kWidth>
-void transpose(const std::byte* from, int64_t file_rows, const PartSource& source, const ExpertPart& part,
-               std::byte* to) {
-  // Tiles keep both sides in cache: one side is always read or written across rows.
-  constexpr int64_t kTile = 32;
-  for (int64_t r0 = 0; r0 < part.rows; r0 += kTile)
-    for (int64_t c0 = 0; c0 < part.cols; c0 += kTile)
-      for (int64_t r = r0; r < std::min(part.rows, r0 + kTile); ++r)
-        for (int64_t c = c0; c < std::min(part.cols, c0 + kTile); ++c)
-          std::memcpy(to + size_t(r * part.cols + c) * kWidth,
-                      from + size_t(c * file_rows + source.row_begin + r * source.row_step) * kWidth, kWidth);
-}
-
-void fill_transposed(const std::byte* from, const PartSource& source, const ExpertPart& part, std::byte* to) {
-  const int64_t file_rows = source.tensor.cols();
-  if (format_info(part.format).block_bytes == 2)
-    transpose<2>(from, file_rows, source, part, to);
-  else
-    transpose<4>(from, file_rows, source, part, to);
-}
-
-void fill_mxfp4(const std::byte* nibbles, const std::byte* scales, const PartSource& source, const ExpertPart& part,
-                std::byte* to, const std::string& file) {
-  const int64_t blocks = part.cols / BlockMXFP4::kElements;
-  for (int64_t r = 0; r < part.rows; ++r) {
-    const int64_t from = (source.row_begin + r * source.row_step) * blocks;
-    const auto* row_scales = reinterpret_cast<const uint8_t*>(scales) + from;
-    EF_CHECK(std::find(row_scales, row_scales + blocks, uint8_t(255)) == row_scales + blocks, ModelError,
-             "{}: tensor {}: scale of expert {}, row {} is NaN (E8M0 255)", file, source.scales.name, source.index,
-             from / blocks);
-    repack_mxfp4(reinterpret_cast<const uint8_t*>(nibbles) + from * 16, row_scales,
-                 to + uint64_t(r * blocks) * sizeof(BlockMXFP4), blocks);
-  }
-}
-
-void fill_f32(const std::byte* from, uint64_t bytes, const PartSource& source, const ExpertPart& part, std::byte* to) {
-  const FormatInfo& info = format_info(source.tensor.format);
-  const int64_t n = int64_t(bytes) / info.block_bytes * info.block_elements;
-  std::vector<float> values(static_cast<size_t>(n));
-  if (source.tensor.format == Format::kU8)
-    for (size_t i = 0; i < values.size(); ++i) values[i] = e8m0_to_f32(uint8_t(from[i]));
-  else
-    info.dequantize(from, values.data(), n);
-  const int64_t wanted = part.rows * part.cols;
-  for (int64_t i = 0; i < wanted; ++i)
-    std::memcpy(to + size_t(i) * sizeof(float), &values[size_t(source.row_begin + i * source.row_step)], sizeof(float));
-}
-
-// ---- checks at construction ----
 
 struct Check {
   const TensorDirectory& directory;
@@ -202,7 +43,7 @@ struct Check {
   }
 
   void bytes_at_least(const TensorInfo& tensor, uint64_t unit) const {
-    const uint64_t have = slice(tensor, source).bytes;
+    const uint64_t have = slice_of(tensor, source).bytes;
     const auto need = checked_mul(last() + 1, unit);
     expect(need && *need <= have, tensor, "expected at least {} bytes an expert ({} rows of {}), found {}",
            need.value_or(0), last() + 1, unit, have);
@@ -223,9 +64,10 @@ struct Check {
         expect(t.format == part.format &&
                    (t.format == Format::kF32 || t.format == Format::kF16 || t.format == Format::kBF16),
                t, "expected F32, F16 or BF16 in a transposed layout, found {}", info.name);
-        expect(
-            int64_t(last()) < t.cols() && slice(t, source).bytes == uint64_t(part.cols) * row_bytes(t.format, t.cols()),
-            t, "expected {} rows of at least {} elements an expert, found {}", part.cols, last() + 1, t.shape_text());
+        expect(int64_t(last()) < t.cols() &&
+                   slice_of(t, source).bytes == uint64_t(part.cols) * row_bytes(t.format, t.cols()),
+               t, "expected {} rows of at least {} elements an expert, found {}", part.cols, last() + 1,
+               t.shape_text());
         break;
       case Unpack::kMxfp4Pairs:
         stacking(source.scales);
@@ -256,6 +98,13 @@ void check_part(const ExpertPart& part, LayerId layer) {
            "layer {}: an expert part of [{}, {}] is too large", layer, part.rows, part.cols);
 }
 
+void check_image_range(const ExpertImage& image, const LayerExperts& layer, const TensorDirectory& directory) {
+  const ByteSource& file = directory.file(image.file);
+  EF_CHECK(image.bytes == layer.layout.bytes && image.bytes <= file.size() && image.offset <= file.size() - image.bytes,
+           ModelError, "{}: layer {}: expected an expert of {} bytes within the file's {}, found {} at offset {}",
+           file.name(), layer.layer, layer.layout.bytes, file.size(), image.bytes, image.offset);
+}
+
 }  // namespace
 
 bool ExpertLayout::operator==(const ExpertLayout& other) const {
@@ -279,6 +128,8 @@ ExpertStore::ExpertStore(const TensorDirectory& directory, std::vector<LayerExpe
     if (index_.size() <= size_t(layer.layer)) index_.resize(size_t(layer.layer) + 1, -1);
     index_[size_t(layer.layer)] = int(i);
     for (const ExpertPart& part : layer.layout.parts) check_part(part, layer.layer);
+    EF_DCHECK(layer.images.empty() || layer.image_layouts.size() == layer.layout.parts.size());
+    for (const ExpertImage& image : layer.images) check_image_range(image, layer, directory_);
     for (const auto& sources : layer.experts) {
       EF_DCHECK(sources.size() == layer.layout.parts.size());
       for (size_t p = 0; p < sources.size(); ++p) Check{directory_, sources[p], layer.layout.parts[p]}.run();
@@ -309,7 +160,7 @@ const std::vector<PartSource>& ExpertStore::sources(ExpertKey key) const {
 
 const ExpertLayout& ExpertStore::layout(LayerId layer) const { return at(layer).layout; }
 
-int ExpertStore::experts(LayerId layer) const { return has_layer(layer) ? int(at(layer).experts.size()) : 0; }
+int ExpertStore::experts(LayerId layer) const { return has_layer(layer) ? int(at(layer).count()) : 0; }
 
 uint64_t ExpertStore::max_slot_bytes() const {
   uint64_t most = 0;
@@ -319,108 +170,104 @@ uint64_t ExpertStore::max_slot_bytes() const {
 
 uint64_t ExpertStore::total_bytes() const {
   uint64_t total = 0;
-  for (const LayerExperts& layer : layers_) total += layer.layout.bytes * layer.experts.size();
+  for (const LayerExperts& layer : layers_) total += layer.layout.bytes * layer.count();
   return total;
 }
 
 uint64_t ExpertStore::file_bytes(ExpertKey key) const {
   uint64_t total = 0;
-  for (const Read& read : reads(key)) total += read.bytes;
+  if (const ExpertImage* block = image(key)) return block->bytes;
+  for (const FillUnit& unit : units(key))
+    for (const ByteRange& range : unit.ranges) total += range.bytes;
   return total;
 }
 
-std::vector<ExpertStore::Read> ExpertStore::reads(ExpertKey key) const {
-  return make_plan(at(key.layer).layout, sources(key)).reads;
+const ExpertImage* ExpertStore::image(ExpertKey key) const {
+  const LayerExperts& layer = at(key.layer);
+  if (layer.images.empty()) return nullptr;
+  EF_DCHECK(key.expert >= 0 && size_t(key.expert) < layer.images.size());
+  return &layer.images[size_t(key.expert)];
 }
 
-uint64_t ExpertStore::staging_bytes(ExpertKey key) const {
-  return make_plan(at(key.layer).layout, sources(key)).staging_bytes;
+uint64_t image_checksum(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+void ExpertStore::finish_image(ExpertKey key, std::span<std::byte> slot) const {
+  const ExpertImage& image = *this->image(key);
+  const uint64_t found = image_checksum(slot.first(image.bytes));
+  EF_CHECK(found == image.checksum, ModelError,
+           "{}: layer {}, expert {}: expected {} bytes at offset {} with checksum {:016x}, found {:016x}",
+           directory_.file(image.file).name(), key.layer, key.expert, image.bytes, image.offset, image.checksum, found);
+  const LayerExperts& layer = at(key.layer);
+  for (size_t p = 0; p < layer.layout.parts.size(); ++p)
+    change_layout(layer.layout.parts[p], layer.image_layouts[p], slot.data());
 }
 
-void ExpertStore::unpack(ExpertKey key, std::span<const std::byte> staging, std::span<std::byte> slot) const {
+std::vector<FillUnit> ExpertStore::units(ExpertKey key) const {
+  if (image(key)) return {};
+  return plan_fill(at(key.layer).layout, sources(key));
+}
+
+void ExpertStore::unpack(ExpertKey key, const FillUnit& unit, std::span<const std::byte* const> raw,
+                         std::span<std::byte> slot) const {
   const ExpertLayout& layout = at(key.layer).layout;
   const std::vector<PartSource>& parts = sources(key);
-  EF_DCHECK(slot.size() >= layout.bytes);
-  const Plan plan = make_plan(layout, parts);
-  EF_DCHECK(staging.size() >= plan.staging_bytes);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const PartSource& source = parts[i];
-    const ExpertPart& part = layout.parts[i];
-    const bool tiles = part.layout == MatrixLayout::kTiles16;
-    if (tiles && source.unpack == Unpack::kRows && source.row_step == 1) {
-      const Slice whole = slice(source.tensor, source);
-      const std::byte* first = staging.data() + plan.find(whole).staging_offset +
-                               uint64_t(source.row_begin) * row_bytes(part.format, part.cols);
-      tile_matrix({part.format, part.rows, part.cols, first}, slot.data() + part.offset);
-      continue;
-    }
-    std::vector<std::byte> rows(tiles ? part.bytes : 0);
-    std::byte* to = tiles ? rows.data() : slot.data() + part.offset;
-    if (!direct(source, part)) {
-      const Slice whole = slice(source.tensor, source);
-      const std::byte* from = staging.data() + plan.find(whole).staging_offset;
-      switch (source.unpack) {
-        case Unpack::kRows:
-          copy_rows(from, source, part, to);
-          break;
-        case Unpack::kTransposed:
-          fill_transposed(from, source, part, to);
-          break;
-        case Unpack::kMxfp4Pairs:
-          fill_mxfp4(from, staging.data() + plan.find(slice(source.scales, source)).staging_offset, source, part, to,
-                     directory_.file_name(source.scales));
-          break;
-        case Unpack::kToF32:
-          fill_f32(from, whole.bytes, source, part, to);
-          break;
-      }
-    }
-    if (tiles) {
-      tile_matrix({part.format, part.rows, part.cols, rows.data()}, slot.data() + part.offset);
-      continue;
-    }
-    const std::span<const float> numbers{reinterpret_cast<const float*>(to), size_t(part.rows * part.cols)};
-    if (is_scales(part.role)) check_block_scales(numbers, directory_.file_name(source.tensor), source.tensor.name);
-    if (is_bias(part.role))
-      for (float v : numbers)
-        EF_CHECK(std::isfinite(v), ModelError, "{}: tensor {}: layer {}, expert {}: expected finite numbers, found {}",
-                 directory_.file_name(source.tensor), source.tensor.name, key.layer, key.expert, v);
+  EF_DCHECK(slot.size() >= layout.bytes && raw.size() == unit.ranges.size());
+  try {
+    for (const FillPiece& piece : unit.pieces)
+      unpack_piece(piece, parts[piece.part], layout.parts[piece.part], raw, slot.data(),
+                   directory_.file_name(parts[piece.part].tensor));
+  } catch (const ModelError& error) {
+    fail<ModelError>("layer {}, expert {}: {}", key.layer, key.expert, error.what());
   }
 }
 
 void ExpertStore::fill(ExpertKey key, std::span<std::byte> slot, std::vector<std::byte>& staging) const {
-  const Plan plan = make_plan(at(key.layer).layout, sources(key));
-  if (staging.size() < plan.staging_bytes) staging.resize(plan.staging_bytes);
-  for (const Read& read : plan.reads) {
-    std::byte* to = (read.staged ? staging.data() : slot.data()) + read.destination;
+  const auto read = [&](const ByteRange& range, std::byte* to) {
     try {
-      directory_.file(read.file).read(read.file_offset, {to, size_t(read.bytes)});
+      directory_.file(range.file).read(range.offset, {to, size_t(range.bytes)});
     } catch (const DeviceError& error) {
       fail<DeviceError>("layer {}, expert {}: {}", key.layer, key.expert, error.what());
     }
+  };
+  if (const ExpertImage* block = image(key)) {
+    read({block->file, block->offset, block->bytes}, slot.data());
+    finish_image(key, slot);
+    return;
   }
-  unpack(key, staging, slot);
+  for (const FillUnit& unit : units(key)) {
+    uint64_t bytes = 0;
+    for (const ByteRange& range : unit.ranges) bytes += range.bytes;
+    if (staging.size() < bytes) staging.resize(bytes);
+    std::vector<const std::byte*> raw;
+    std::byte* to = staging.data();
+    for (const ByteRange& range : unit.ranges) {
+      read(range, to);
+      raw.push_back(to);
+      to += range.bytes;
+    }
+    unpack(key, unit, raw, slot);
+  }
 }
 
 void ExpertStore::check_scales() const {
   std::vector<std::byte> bytes, values;
   for (const LayerExperts& layer : layers_)
-    for (const auto& sources : layer.experts)
-      for (size_t i = 0; i < sources.size(); ++i) {
-        const PartSource& source = sources[i];
-        const ExpertPart& part = layer.layout.parts[i];
-        if (!is_scales(part.role)) continue;
-        const Slice whole = slice(source.tensor, source);
+    for (size_t p = 0; p < layer.layout.parts.size(); ++p) {
+      const ExpertPart& part = layer.layout.parts[p];
+      if (!is_scales(part.role)) continue;
+      for (const auto& sources : layer.experts) {
+        const PartSource& source = sources[p];
+        const Slice whole = slice_of(source.tensor, source);
         bytes.resize(whole.bytes);
         values.resize(part.bytes);
         directory_.read(source.tensor, whole.begin, bytes);
-        if (source.unpack == Unpack::kRows)
-          copy_rows(bytes.data(), source, part, values.data());
-        else
-          fill_f32(bytes.data(), whole.bytes, source, part, values.data());
-        check_block_scales({reinterpret_cast<const float*>(values.data()), size_t(part.rows * part.cols)},
-                           directory_.file_name(source.tensor), source.tensor.name);
+        ExpertPart alone = part;
+        alone.offset = 0;
+        const std::byte* const raw = bytes.data();
+        unpack_piece({p, 0, part.rows, 0, 0}, source, alone, {&raw, 1}, values.data(),
+                     directory_.file_name(source.tensor));
       }
+    }
 }
 
 void check_block_scales(std::span<const float> scales, const std::string& file, const std::string& tensor) {

@@ -1,6 +1,7 @@
 // The slow tier: where each routed expert's bytes are, as one unit whatever the file's layout, and how they become a
 // slot.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -65,25 +66,46 @@ struct PartSource {
   int64_t row_begin = 0, row_step = 1;
 };
 
-/// Sources of one layer: [expert][part], parts in the layout's order.
+/// An expert of a packed file: the slot's bytes as they are, in one block.
+struct ExpertImage {
+  int file = 0;
+  uint64_t offset = 0, bytes = 0;  ///< bytes: those of the slot
+  uint64_t checksum = 0;           ///< XXH3, 64 bits, of them
+};
+
+/// Sources of one layer: [expert][part], parts in the layout's order; or images.
 struct LayerExperts {
   LayerId layer = 0;
   ExpertLayout layout;
   std::vector<std::vector<PartSource>> experts;
+  std::vector<ExpertImage> images;          ///< [expert]; packed files only, `experts` is empty then
+  std::vector<MatrixLayout> image_layouts;  ///< [part]: how the images hold it; slots may want another (layout.parts)
+  size_t count() const { return std::max(experts.size(), images.size()); }
+};
+
+struct ByteRange {
+  int file = 0;
+  uint64_t offset = 0, bytes = 0;
+};
+
+/// Rows [row_begin, row_begin + rows) of one part, out of a unit's bytes.
+struct FillPiece {
+  size_t part = 0;  ///< of the layout
+  int64_t row_begin = 0, rows = 0;
+  int64_t file_row = 0;     ///< row of the file's matrix with which the unit's bytes begin
+  uint64_t raw_offset = 0;  ///< of these bytes within the unit's first range
+};
+/// A step on the way from files to a slot: once its ranges are in memory, unpack() writes what they hold. Units of an
+/// expert write to places of their own, in any order. At most about kReadBytes, except where a layout cannot be cut.
+struct FillUnit {
+  std::vector<ByteRange> ranges;  ///< one; two for a MXFP4 pair: blocks, scales
+  std::vector<FillPiece> pieces;
 };
 
 class ExpertStore {
  public:
   /// The directory must outlive the store. Checks that every source's size agrees with the layout (ModelError).
   ExpertStore(const TensorDirectory& directory, std::vector<LayerExperts> layers);
-
-  /// A read that an expert needs: into the slot itself, or into staging memory from which unpack() fills the slot.
-  struct Read {
-    int file = 0;
-    uint64_t file_offset = 0, bytes = 0;
-    bool staged = false;
-    uint64_t destination = 0;  ///< offset in the slot, or in staging
-  };
 
   /// Asks how matrices of a format shall lie in slots, before the first fill; layouts do not change sizes.
   void choose_layouts(const std::function<MatrixLayout(Format)>& layout_of);
@@ -97,18 +119,26 @@ class ExpertStore {
   uint64_t total_bytes() const;              ///< slots of all experts
   uint64_t file_bytes(ExpertKey key) const;  ///< bytes read to fill a slot
 
-  std::vector<Read> reads(ExpertKey key) const;
-  uint64_t staging_bytes(ExpertKey key) const;
-  /// Fills the parts that are not read straight into the slot. Call it after all reads, also if none is staged: block
-  /// scales and biases are checked here, a NaN or a scale out of range is a ModelError naming the tensor.
-  void unpack(ExpertKey key, std::span<const std::byte> staging, std::span<std::byte> slot) const;
+  /// The expert's block, if this is a packed file; it is read into the slot as it is. Null otherwise.
+  const ExpertImage* image(ExpertKey key) const;
+  /// The image's bytes lie in the slot. ModelError, naming file, layer, expert, expected and found, unless they have
+  /// its checksum. Then brings the matrices into the slot's layout, in place, where the file holds another one.
+  void finish_image(ExpertKey key, std::span<std::byte> slot) const;
 
-  /// All of the above with blocking reads; staging is grown as needed. Throws DeviceError on a short read or EIO: the
-  /// slot then holds no expert and must not be used.
+  /// What is to be read and unpacked, in the order of the files. Empty for images.
+  std::vector<FillUnit> units(ExpertKey key) const;
+  /// Writes the parts that a unit brings. raw[i]: the bytes of its range i. Block scales and biases are checked here, a
+  /// NaN or a scale out of range is a ModelError naming the tensor. The one place where slots get their layout.
+  void unpack(ExpertKey key, const FillUnit& unit, std::span<const std::byte* const> raw,
+              std::span<std::byte> slot) const;
+
+  /// All of the above with blocking reads, one after the other; staging is grown as needed. Throws DeviceError on a
+  /// short read or EIO: the slot then holds no expert and must not be used.
   void fill(ExpertKey key, std::span<std::byte> slot, std::vector<std::byte>& staging) const;
   const TensorDirectory& directory() const { return directory_; }
 
-  /// Reads the block scales of every expert and checks them as unpack() does, so that a bad file fails at load.
+  /// Reads the block scales of every expert and checks them as unpack() does, so that a bad file fails at load. Nothing
+  /// is read where formats have no scales of their own; images were checked when they were written.
   void check_scales() const;
 
  private:
@@ -118,6 +148,9 @@ class ExpertStore {
   std::vector<LayerExperts> layers_;
   std::vector<int> index_;  ///< by layer, -1 if dense
 };
+
+/// XXH3 with 64 bits.
+uint64_t image_checksum(std::span<const std::byte> bytes);
 
 /// Block scales: finite, not negative, at most kMaxBlockScale (weights up to 448 times that; E8M0 bytes taken for
 /// numbers are more).

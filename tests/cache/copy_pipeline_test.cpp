@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <random>
+#include <set>
 
 #include "expertflow/base/errors.h"
 #include "tests/support/seq_points.h"
@@ -26,8 +27,12 @@ std::byte pattern(ExpertKey key) { return std::byte(key.layer * 32 + key.expert 
 class FakeReader final : public ExpertReader {
  public:
   uint64_t file_bytes(ExpertKey) const override { return 100; }
-  void fill(ExpertKey key, std::span<std::byte> slot, std::vector<std::byte>& staging) const override {
-    staging.resize(16);
+  void fill(ExpertKey key, std::span<std::byte> slot, int lane) override {
+    {
+      const std::lock_guard lock(mutex_);
+      EXPECT_TRUE(lanes_.insert(lane).second) << "two threads on lane " << lane;
+    }
+    const LaneGuard guard{*this, lane};
     int attempt;
     {
       const std::lock_guard lock(mutex_);
@@ -44,8 +49,17 @@ class FakeReader final : public ExpertReader {
   std::function<void(ExpertKey, int attempt)> before;
 
  private:
+  struct LaneGuard {
+    FakeReader& self;
+    int lane;
+    ~LaneGuard() {
+      const std::lock_guard lock(self.mutex_);
+      self.lanes_.erase(lane);
+    }
+  };
   mutable std::mutex mutex_;
   mutable std::map<ExpertKey, int> attempts_;
+  std::set<int> lanes_;
 };
 
 class CopyPipelineTest : public ::testing::Test {

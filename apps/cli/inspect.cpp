@@ -34,10 +34,20 @@ struct InspectCommand {
 
 using Json = nlohmann::ordered_json;
 
-std::map<std::string, uint64_t> bytes_by_format(const TensorDirectory& directory) {
+std::map<std::string, uint64_t> bytes_by_format(const ModelFiles& files) {
   std::map<std::string, uint64_t> formats;
-  for (const TensorInfo& t : directory.tensors()) formats[std::string(format_info(t.format).name)] += t.bytes;
+  for (const TensorInfo& t : files.checkpoint.directory.tensors())
+    formats[std::string(format_info(t.format).name)] += t.bytes;
+  for (const LayerExperts& layer : files.store->layers())  // of packed files: elsewhere they are tensors
+    for (const ExpertPart& part : layer.layout.parts)
+      if (!layer.images.empty())
+        formats[std::string(format_info(part.format).name)] += part.bytes * layer.images.size();
   return formats;
+}
+
+std::string file_kind(const Checkpoint& checkpoint) {
+  const std::string kind = checkpoint.kind == Checkpoint::Kind::kGguf ? "GGUF" : "Hugging Face";
+  return checkpoint.packed ? "packed " + kind : kind;
 }
 
 const char* score_name(RouterScore s) {
@@ -78,7 +88,7 @@ Json budgets(const ModelFiles& files, const std::string& asked, int64_t ctx_size
     const uint64_t slots =
         bytes >= total ? UINT64_MAX : geometry.pool_bytes(bytes) / std::max<uint64_t>(1, facts.largest_slot);
     int64_t experts = 0;
-    for (const auto& layer : files.store->layers()) experts += int64_t(layer.experts.size());
+    for (const auto& layer : files.store->layers()) experts += int64_t(layer.count());
     const bool works = bytes >= facts.largest_slot;
     rows.push_back({{"budget", name},
                     {"bytes", bytes},
@@ -98,7 +108,12 @@ Json describe(const ModelFiles& files, const InspectCommand& o) {
   kv.max_tokens = context_tokens(o.ctx_size, c);
   Json json;
   json["model"] = files.checkpoint.path.string();
-  json["file_kind"] = files.checkpoint.kind == Checkpoint::Kind::kGguf ? "GGUF" : "Hugging Face";
+  json["file_kind"] = file_kind(files.checkpoint);
+  if (const auto& packed = files.checkpoint.packed)
+    json["packed"] = {{"version", kPackedVersion},
+                      {"layout", packed->layouts()},
+                      {"block_bytes", kPackedBlock},
+                      {"source", packed->source_name}};
   json["architecture"] = c.arch;
   json["layers"] = c.layers.size();
   json["moe_layers"] = c.sparse_layers();
@@ -118,7 +133,8 @@ Json describe(const ModelFiles& files, const InspectCommand& o) {
   json["renormalised"] = c.router.renormalise;
   json["tokenizer"] = load_tokenizer(files.checkpoint).has_value();
   json["chat_template"] = !load_chat_templates(files.checkpoint).empty();
-  json["file_bytes"] = files.checkpoint.directory.total_bytes();
+  json["file_bytes"] =
+      files.checkpoint.directory.total_bytes() + (files.checkpoint.packed ? files.store->total_bytes() : 0);
   json["expert_bytes"] = files.store->total_bytes();
   json["other_weight_bytes"] = files.binding.resident_bytes;
   json["kv_bytes_at_context"] = KvCache::bytes_for(c, kv);
@@ -126,7 +142,7 @@ Json describe(const ModelFiles& files, const InspectCommand& o) {
   for (const auto& layer : files.store->layers()) token_bytes += layer.layout.bytes * uint64_t(c.router.top_k);
   json["expert_bytes_per_token"] = token_bytes;
   json["slot_bytes"] = files.store->max_slot_bytes();
-  json["formats"] = bytes_by_format(files.checkpoint.directory);
+  json["formats"] = bytes_by_format(files);
   Json layouts = Json::array();
   const ExpertLayout* last = nullptr;
   for (const auto& layer : files.store->layers()) {
@@ -147,6 +163,10 @@ Json describe(const ModelFiles& files, const InspectCommand& o) {
 void print_text(const Json& j, const ModelFiles& files) {
   fmt::print("{} ({}, {})\n", j["model"].get<std::string>(), j["file_kind"].get<std::string>(),
              human_bytes(j["file_bytes"]));
+  if (j.contains("packed"))
+    fmt::print("packed           from {}: each expert one checksummed block of whole {} bytes, layout {}\n",
+               j["packed"]["source"].get<std::string>(), j["packed"]["block_bytes"].get<uint64_t>(),
+               j["packed"]["layout"].get<std::string>());
   fmt::print("architecture     {}: {} layers ({} MoE{}), hidden {}, vocabulary {}, context {}\n",
              j["architecture"].get<std::string>(), j["layers"].get<int>(), j["moe_layers"].get<int>(),
              files.config.skipped_layers

@@ -13,10 +13,11 @@ std::optional<bool> optional_boolean(const GgufMetadata& m, const char* key) {
   return m.contains(key) ? std::optional<bool>(m.boolean(key)) : std::nullopt;
 }
 
-nlohmann::json json_file(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) return nullptr;
-  nlohmann::json json = nlohmann::json::parse(read_text_file(path), nullptr, false);
-  EF_CHECK(!json.is_discarded(), ModelError, "{}: expected JSON, found something else", path.string());
+nlohmann::json json_file(const SideFiles& files, const char* name) {
+  const auto text = files.read(name);
+  if (!text) return nullptr;
+  nlohmann::json json = nlohmann::json::parse(*text, nullptr, false);
+  EF_CHECK(!json.is_discarded(), ModelError, "{}: expected JSON, found something else", files.where(name));
   return json;
 }
 
@@ -53,10 +54,9 @@ std::optional<Tokenizer> load_tokenizer(const Checkpoint& checkpoint, const std:
     if (!pre.empty()) vocab.pre = pre;
     return load_gguf_tokenizer(vocab);
   }
-  const auto& folder = checkpoint.path;
-  if (!std::filesystem::exists(folder / "tokenizer.json") && !std::filesystem::exists(folder / "tokenizer.model"))
-    return std::nullopt;
-  return load_tokenizer_folder(folder);
+  const auto files = checkpoint.side_files();
+  if (!files->holds("tokenizer.json") && !files->holds("tokenizer.model")) return std::nullopt;
+  return load_tokenizer_files(*files);
 }
 
 ChatTemplates load_chat_templates(const Checkpoint& checkpoint) {
@@ -69,10 +69,9 @@ ChatTemplates load_chat_templates(const Checkpoint& checkpoint) {
       if (key.starts_with(prefix)) templates.add(key.substr(prefix.size()), m.str(key));
     return templates;
   }
-  const auto file = checkpoint.path / "chat_template.jinja";
-  std::optional<std::string> jinja;
-  if (std::filesystem::exists(file)) jinja = read_text_file(file);
-  const nlohmann::json config = json_file(checkpoint.path / "tokenizer_config.json");
+  const auto files = checkpoint.side_files();
+  const std::optional<std::string> jinja = files->read("chat_template.jinja");
+  const nlohmann::json config = json_file(*files, "tokenizer_config.json");
   return ChatTemplates::from_config(
       config.is_object() && config.contains("chat_template") ? config["chat_template"] : nlohmann::json(), jinja);
 }

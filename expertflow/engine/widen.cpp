@@ -152,6 +152,8 @@ std::vector<TensorTiling> in_file_order(const TensorDirectory& directory,
 WidenReport widen(const WidenOptions& options, const WidenProgress& progress) {
   check_options(options);
   const Checkpoint source = open_checkpoint(options.model);
+  EF_CHECK(!source.packed, ConfigError, "widen: {}: expected a checkpoint, found a packed file: widen {} and pack that",
+           options.model.string(), source.packed->source_name);
   const Architecture& arch = find_architecture(source);
   const Config config = read_config(arch, source);
   EF_CHECK(int64_t{config.hidden} * options.hidden_copies <= kMaxWidth &&

@@ -41,6 +41,7 @@ class Binder {
 
   // binding_experts.cpp
   void bind_experts(LayerId layer);
+  void bind_packed_experts(LayerId layer);
   const ExpertSpec* choose_experts(LayerId layer) const;
   void note_missing_experts(const ExpertSpec& spec, LayerId layer);
   std::vector<PartSource> expert_sources(const ExpertSpec& spec, LayerId layer, ExpertId expert,

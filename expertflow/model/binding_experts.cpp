@@ -176,7 +176,43 @@ std::vector<PartSource> Binder::expert_sources(const ExpertSpec& spec, LayerId l
   return std::move(plan.sources);
 }
 
+// The file says what its slots hold; here it is compared with what the config promises.
+void Binder::bind_packed_experts(LayerId layer) {
+  const std::vector<LayerExperts>& layers = checkpoint_.packed->layers;
+  const auto it = std::find_if(layers.begin(), layers.end(), [&](const LayerExperts& l) { return l.layer == layer; });
+  if (it == layers.end()) {
+    note_missing(fmt::format("experts of layer {}", layer));
+    return;
+  }
+  const int64_t ffn = config_.expert_ffn, hidden = config_.hidden;
+  EF_CHECK(int(it->count()) == config_.router.experts, ModelError, "{}: layer {}: expected {} experts, found {}",
+           where(), layer, config_.router.experts, it->count());
+  std::vector<int> seen(size_t(ExpertRole::kDownBias) + 1);
+  for (const ExpertPart& part : it->layout.parts) {
+    const bool down =
+        part.role == ExpertRole::kDown || part.role == ExpertRole::kDownScales || part.role == ExpertRole::kDownBias;
+    int64_t rows = down ? hidden : ffn, cols = down ? ffn : hidden;
+    const bool matrix = part.role <= ExpertRole::kDown, bias = part.role >= ExpertRole::kGateBias;
+    if (bias) cols = rows, rows = 1;
+    if (!matrix && !bias) rows = blocks_of_128(rows), cols = blocks_of_128(cols);
+    EF_CHECK(
+        part.rows == rows && part.cols == cols && (matrix ? has_arithmetic(part.format) : part.format == Format::kF32),
+        ModelError, "{}: layer {}: expected a part of [{}, {}], found [{}, {}] in {}", where(), layer, rows, cols,
+        part.rows, part.cols, format_info(part.format).name);
+    EF_CHECK(++seen[size_t(part.role)] == 1, ModelError, "{}: layer {}: expected each part once, found one twice",
+             where(), layer);
+  }
+  for (const ExpertRole role : {ExpertRole::kGate, ExpertRole::kUp, ExpertRole::kDown}) {
+    const ExpertPart* part = it->layout.find(role);
+    EF_CHECK(part && (part->format == Format::kF8E4M3) == (it->layout.find(scales_of(role)) != nullptr), ModelError,
+             "{}: layer {}: expected gate, up and down, with block scales if they are F8_E4M3 and only then", where(),
+             layer);
+  }
+  out_.experts.push_back(*it);
+}
+
 void Binder::bind_experts(LayerId layer) {
+  if (checkpoint_.packed) return bind_packed_experts(layer);
   const ExpertSpec* spec = choose_experts(layer);
   if (!spec) {
     note_missing_experts(gguf() ? arch_.gguf_experts.front() : arch_.hf_experts.front(), layer);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "expertflow/base/ids.h"
+#include "expertflow/base/side_files.h"
 
 namespace ef {
 
@@ -79,6 +80,8 @@ Tokenizer load_sentencepiece_bytes(std::string_view bytes, const nlohmann::json&
 /// A Hugging Face folder: tokenizer.json, else tokenizer.model, with tokenizer_config.json, and the end-of-sequence ids
 /// of config.json and generation_config.json. ModelError if it holds neither tokenizer.
 Tokenizer load_tokenizer_folder(const std::filesystem::path& folder);
+/// The same of files wherever they are.
+Tokenizer load_tokenizer_files(const SideFiles& files);
 
 /// What a GGUF's tokenizer.ggml.* says, as plain data (text does not depend on weights).
 struct GgufVocab {

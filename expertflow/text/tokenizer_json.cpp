@@ -120,13 +120,13 @@ std::optional<TokenId> configured_token(const TokenizerParts& parts, const Node&
   return parts.vocabulary->find(text);
 }
 
-json read_json_file(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) return nullptr;
-  const std::string text = read_text_file(path);
+json read_json_file(const SideFiles& files, const char* name) {
+  const auto text = files.read(name);
+  if (!text) return nullptr;
   try {
-    return json::parse(text);
+    return json::parse(*text);
   } catch (const json::exception& e) {
-    fail<ModelError>("{}: expected json, found an error: {}", path.string(), e.what());
+    fail<ModelError>("{}: expected json, found an error: {}", files.where(name), e.what());
   }
 }
 
@@ -212,19 +212,23 @@ Tokenizer load_tokenizer_json(const std::filesystem::path& path, const json& con
 }
 
 Tokenizer load_tokenizer_folder(const std::filesystem::path& folder) {
-  const json config = read_json_file(folder / "tokenizer_config.json");
+  return load_tokenizer_files(*folder_files(folder));
+}
+
+Tokenizer load_tokenizer_files(const SideFiles& files) {
+  const json config = read_json_file(files, "tokenizer_config.json");
   const auto load = [&] {
-    if (std::filesystem::exists(folder / "tokenizer.json"))
-      return load_tokenizer_json(folder / "tokenizer.json", config);
-    if (std::filesystem::exists(folder / "tokenizer.model"))
-      return load_sentencepiece_model(folder / "tokenizer.model", config);
-    fail<ModelError>("{}: expected tokenizer.json or tokenizer.model, found neither", folder.string());
+    if (const auto text = files.read("tokenizer.json"))
+      return load_tokenizer_json_text(*text, config, files.where("tokenizer.json"));
+    if (const auto bytes = files.read("tokenizer.model"))
+      return load_sentencepiece_bytes(*bytes, config, files.where("tokenizer.model"));
+    fail<ModelError>("{}: expected tokenizer.json or tokenizer.model, found neither", files.where(""));
   };
   Tokenizer tokenizer = load();
   for (const char* name : {"config.json", "generation_config.json"}) {
-    const json file = read_json_file(folder / name);
+    const json file = read_json_file(files, name);
     if (!file.is_object()) continue;
-    const Node eos = fields::member({file, (folder / name).string() + ":"}, "eos_token_id");
+    const Node eos = fields::member({file, files.where(name) + ":"}, "eos_token_id");
     tokenizer = tokenizer.with_eog(token_ids_from_json(eos.value, eos.where));
   }
   return tokenizer;

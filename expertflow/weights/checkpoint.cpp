@@ -58,6 +58,59 @@ Checkpoint open_gguf(const fs::path& file) {
   return checkpoint;
 }
 
+/// A range of a file as a file of its own.
+class PartOfSource final : public ByteSource {
+ public:
+  PartOfSource(std::shared_ptr<const ByteSource> whole, uint64_t offset, uint64_t bytes)
+      : whole_(std::move(whole)), offset_(offset), bytes_(bytes) {}
+  const std::string& name() const override { return whole_->name(); }
+  uint64_t size() const override { return bytes_; }
+  void read(uint64_t offset, std::span<std::byte> out) const override {
+    EF_CHECK(offset <= bytes_ && out.size() <= bytes_ - offset, DeviceError,
+             "{}: short read at offset {} of a part of {} bytes", name(), offset, bytes_);
+    whole_->read(offset_ + offset, out);
+  }
+
+ private:
+  const std::shared_ptr<const ByteSource> whole_;
+  const uint64_t offset_, bytes_;
+};
+
+Checkpoint open_packed(const fs::path& path) {
+  const auto source = std::make_shared<FileSource>(path);
+  Checkpoint checkpoint;
+  checkpoint.path = path;
+  checkpoint.packed = read_packed(*source);
+  const PackedIndex& index = *checkpoint.packed;
+  checkpoint.directory.add_file(source, index.tensors);
+  checkpoint.side = packed_files(source, index);
+  if (index.source_kind == "gguf") {
+    checkpoint.kind = Checkpoint::Kind::kGguf;
+    const auto header = index.files.find("metadata.gguf");
+    EF_CHECK(header != index.files.end(), ModelError, "{}: index: files: expected metadata.gguf, found none",
+             path.string());
+    std::vector<TensorInfo> none;
+    checkpoint.gguf = parse_gguf(PartOfSource(source, header->second.offset, header->second.bytes), none);
+    return checkpoint;
+  }
+  const auto object = [&](const char* name) {
+    const auto text = checkpoint.side->read(name, kMaxJsonFile);
+    return text ? parse_json_object(*text, checkpoint.side->where(name)) : nlohmann::json();
+  };
+  checkpoint.config = object("config.json");
+  EF_CHECK(checkpoint.config.is_object(), ModelError, "{}: index: files: expected config.json, found none",
+           path.string());
+  checkpoint.generation_config = object("generation_config.json");
+  return checkpoint;
+}
+
+/// Single files that hold a model, told apart by how they begin.
+struct FileKind {
+  std::string_view magic;
+  Checkpoint (*open)(const fs::path&);
+};
+constexpr FileKind kFileKinds[] = {{"GGUF", open_gguf}, {kPackedMagic, open_packed}};
+
 /// One name for each GGUF model of a folder: shards after the first and image projectors are left out.
 std::vector<std::string> gguf_models(const std::vector<std::string>& names) {
   std::vector<std::string> models;
@@ -123,9 +176,12 @@ Checkpoint open_checkpoint(const fs::path& path) {
     return open_folder(path.has_parent_path() ? path.parent_path() : fs::path("."));
   }
   const std::string first = first_bytes(path);
-  if (ends_with(name, ".gguf") || first.substr(0, 4) == "GGUF") return open_gguf(path);
-  fail<ModelError>("{}: expected a GGUF or safetensors file, or a folder with one; found a file that begins with {}{}",
-                   path.string(), first.empty() ? "nothing (0 bytes)" : printable(first), guess_content(first));
+  for (const FileKind& kind : kFileKinds)
+    if (first.starts_with(kind.magic)) return kind.open(path);
+  if (ends_with(name, ".gguf")) return open_gguf(path);  // says what is wrong with it
+  fail<ModelError>(
+      "{}: expected a GGUF, packed or safetensors file, or a folder with one; found a file that begins with {}{}",
+      path.string(), first.empty() ? "nothing (0 bytes)" : printable(first), guess_content(first));
 }
 
 }  // namespace ef

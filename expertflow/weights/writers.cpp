@@ -127,6 +127,8 @@ class GgufWriter final : public StreamingWriter {
   GgufWriter(const fs::path& file, const GgufMetadata& metadata)
       : StreamingWriter(file.parent_path()), file_(file), metadata_(metadata), alignment_(gguf_alignment(metadata)) {}
 
+  std::string header_text() const;
+
  private:
   std::string where() const override { return file_.string(); }
 
@@ -240,38 +242,38 @@ class GgufWriter final : public StreamingWriter {
     }
   }
 
-  std::string header_text() const {
-    constexpr std::string_view kFirst = "general.architecture";  // some tools look only there
-    std::string entries;
-    uint64_t count = 0;
-    auto put_if = [&](bool first) {
-      for (const auto& [key, value] : metadata_.values) {
-        if (key.rfind("split.", 0) == 0 || (key == kFirst) != first) continue;
-        put_entry(entries, key, value);
-        ++count;
-      }
-    };
-    put_if(true);
-    put_if(false);
-    std::string out = "GGUF";
-    put<uint32_t>(out, 3);
-    put<uint64_t>(out, tensors_.size());
-    put<uint64_t>(out, count);
-    out += entries;
-    for (const TensorInfo& tensor : tensors_) {
-      put_string(out, tensor.name);
-      put(out, uint32_t(tensor.shape.size()));
-      for (size_t d = tensor.shape.size(); d-- > 0;) put(out, uint64_t(tensor.shape[d]));
-      put(out, uint32_t(format_info(tensor.format).ggml_type));
-      put(out, tensor.offset);
-    }
-    return out;
-  }
-
   const fs::path file_;
   const GgufMetadata metadata_;
   const uint32_t alignment_;
 };
+
+std::string GgufWriter::header_text() const {
+  constexpr std::string_view kFirst = "general.architecture";  // some tools look only there
+  std::string entries;
+  uint64_t count = 0;
+  auto put_if = [&](bool first) {
+    for (const auto& [key, value] : metadata_.values) {
+      if (key.rfind("split.", 0) == 0 || (key == kFirst) != first) continue;
+      put_entry(entries, key, value);
+      ++count;
+    }
+  };
+  put_if(true);
+  put_if(false);
+  std::string out = "GGUF";
+  put<uint32_t>(out, 3);
+  put<uint64_t>(out, tensors_.size());
+  put<uint64_t>(out, count);
+  out += entries;
+  for (const TensorInfo& tensor : tensors_) {
+    put_string(out, tensor.name);
+    put(out, uint32_t(tensor.shape.size()));
+    for (size_t d = tensor.shape.size(); d-- > 0;) put(out, uint64_t(tensor.shape[d]));
+    put(out, uint32_t(format_info(tensor.format).ggml_type));
+    put(out, tensor.offset);
+  }
+  return out;
+}
 
 class SafetensorsWriter final : public StreamingWriter {
  public:
@@ -358,6 +360,8 @@ class SafetensorsWriter final : public StreamingWriter {
 std::unique_ptr<CheckpointWriter> make_gguf_writer(const fs::path& file, const GgufMetadata& metadata) {
   return std::make_unique<GgufWriter>(file, metadata);
 }
+
+std::string gguf_metadata_bytes(const GgufMetadata& metadata) { return GgufWriter({}, metadata).header_text(); }
 
 std::unique_ptr<CheckpointWriter> make_safetensors_writer(const fs::path& folder, uint64_t shard_bytes) {
   return std::make_unique<SafetensorsWriter>(folder, shard_bytes);

@@ -31,6 +31,8 @@ class CheckpointWriter {
 /// One GGUF v3 file with the given metadata: general.alignment honoured, split.* keys left out (the file is whole).
 /// Names have less than 64 bytes, as ggml demands. Formats that GGUF lacks are refused.
 std::unique_ptr<CheckpointWriter> make_gguf_writer(const std::filesystem::path& file, const GgufMetadata& metadata);
+/// The header that such a file would begin with, without tensors.
+std::string gguf_metadata_bytes(const GgufMetadata& metadata);
 /// model.safetensors, or shards of at most shard_bytes with model.safetensors.index.json. Creates the folder. Within a
 /// file tensors with wider elements come first, so that readers which map the file find every tensor aligned.
 std::unique_ptr<CheckpointWriter> make_safetensors_writer(const std::filesystem::path& folder,

@@ -14,7 +14,7 @@
 namespace ef::testing {
 namespace {
 
-const std::vector<std::string> kCommands = {"run", "inspect", "verify", "perplexity", "widen"};
+const std::vector<std::string> kCommands = {"run", "inspect", "verify", "perplexity", "widen", "pack"};
 
 // "ctx-size" of a help entry with --ctx-size; empty if it has no long name.
 std::string first_long(const std::string& entry) {
@@ -63,7 +63,7 @@ TEST(CliFlags, HelpNamesTheEnvironmentTwinOfEveryFlag) {
       entry += line + "\n";
     }
     check();
-    EXPECT_GE(flags, command == "widen" ? 1 : command == "inspect" ? 6 : 15) << command;
+    EXPECT_GE(flags, command == "widen" ? 1 : command == "pack" ? 4 : command == "inspect" ? 6 : 15) << command;
   }
 }
 
@@ -106,6 +106,10 @@ TEST(CliFlags, ValuesOutOfRangeAreRefusedByName) {
   EXPECT_REFUSED(expertflow(ids_run({"-ctk", "q8_0", "-ctv", "q8_0"})), 2, "q8_0", "f16");
   EXPECT_REFUSED(expertflow(ids_run({"-ctk", "f32"})), 2, "cache-type-v", "f32", "f16");
   EXPECT_REFUSED(expertflow(ids_run({"--offload-device", "cuda"})), 2, "offload-device", "cuda");
+  EXPECT_REFUSED(expertflow(ids_run({"--io", "aio"})), 2, "io: expected", "aio", "uring");
+  EXPECT_REFUSED(expertflow(ids_run({"--direct-io", "yes"})), 2, "direct-io", "yes", "auto");
+  EXPECT_REFUSED(expertflow(ids_run({"--io-depth", "0"})), 2, "io-depth", "0");
+  EXPECT_REFUSED(expertflow(ids_run({"--read-ahead", "-1"})), 2, "read-ahead", "-1");
   EXPECT_REFUSED(expertflow({"run", "-m", hf("mixtral"), "--token-ids", "1,x"}), 2, "--token-ids", "1,x");
   EXPECT_REFUSED(expertflow({"run", "--token-ids", "1"}), 2, "--model");
   EXPECT_REFUSED(expertflow({"perplexity", "-m", demo()}), 2, "--file");

@@ -1,6 +1,7 @@
 // What a disk gives to the engine's own read queues: GB/s by size of a read and number of reads at once.
 //   bench_disk [--file PATH] [--size 2GiB] [--block 128K,512K,1M,4M] [--depth 1,4,8,16,32] [--queues 1,4]
-//              [--io uring,pread] [--direct on,off] [--seconds 1] [--registered on|off]
+//              [--io uring,pread] [--direct on,off] [--seconds 1] [--registered on|off] [--batch BYTES]
+// --batch: so many bytes of neighbours are read, and all of them awaited, before the next: one expert at a time.
 // Without --file it writes one of that size into the current folder and deletes it at the end. Reads are at random
 // places of the file, aligned to the block, as experts are. pread has one read at once for each queue. cpu: processor
 // time of this program beside wall time.
@@ -35,6 +36,7 @@ struct Options {
   std::vector<std::string> io = {"uring", "pread"}, direct = {"on"};
   double seconds = 1;
   bool registered = true;
+  uint64_t batch = 0;
 };
 
 uint64_t parse_size(const std::string& text) {
@@ -94,6 +96,8 @@ Options parse(int argc, char** argv) {
       o.direct = split(value);
     else if (name == "--seconds")
       o.seconds = std::atof(value.c_str());
+    else if (name == "--batch")
+      o.batch = parse_size(value);
     else if (name == "--registered")
       o.registered = value == "on";
     else
@@ -146,7 +150,8 @@ Row measure(const Options& o, const ReadFile& file, const std::string& io, uint6
     for (uint64_t q = 0; q < queues; ++q) all.push_back(make_pread_queue(options));
   }
   // The end of a batch drains the queue: seldom, as far as memory goes.
-  const uint64_t batch = std::max<uint64_t>(each, std::min<uint64_t>(each * 16, (256 << 20) / queues / block));
+  uint64_t batch = std::max<uint64_t>(each, std::min<uint64_t>(each * 16, (256 << 20) / queues / block));
+  if (o.batch > 0) batch = std::max<uint64_t>(1, o.batch / block);
   std::vector<PageBuffer> buffers;
   for (uint64_t q = 0; q < queues; ++q) {
     buffers.emplace_back(batch * block);
@@ -165,9 +170,11 @@ Row measure(const Options& o, const ReadFile& file, const std::string& io, uint6
       std::mt19937_64 random(q);
       while (seconds(clock.now() - begin) < o.seconds) {
         std::vector<ReadRequest> requests;
-        for (uint64_t i = 0; i < batch; ++i)
-          requests.push_back({&file, random() % (file.source().size() / block) * block,
-                              memory.bytes().subspan(i * block, block), block});
+        const uint64_t blocks = file.source().size() / block, first = random() % (blocks - std::min(blocks, batch) + 1);
+        for (uint64_t i = 0; i < batch; ++i) {
+          const uint64_t at = o.batch > 0 ? first + i : random() % blocks;
+          requests.push_back({&file, at * block, memory.bytes().subspan(i * block, block), block});
+        }
         all[q]->read(requests, [](size_t) {});
         bytes += batch * block;
       }

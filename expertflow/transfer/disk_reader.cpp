@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "expertflow/base/errors.h"
+#include "expertflow/weights/expert_plan.h"
 
 namespace ef {
 
@@ -97,6 +98,7 @@ void DiskReader::open_files(const DiskReaderOptions& options) {
 void DiskReader::open_queues(const DiskReaderOptions& options) {
   ReadQueueOptions queue;
   queue.depth = std::max(1, options.depth / options.lanes);
+  queue.read_bytes = kUnitBytes;
   queue.faults = options.faults;
   UringQueues rings;
   if (options.io != IoKind::kPread) {

@@ -180,7 +180,7 @@ Checkpoint open_checkpoint(const fs::path& path) {
     if (first.starts_with(kind.magic)) return kind.open(path);
   if (ends_with(name, ".gguf")) return open_gguf(path);  // says what is wrong with it
   fail<ModelError>(
-      "{}: expected a GGUF, packed or safetensors file, or a folder with one; found a file that begins with {}{}",
+      "{}: expected a packed, GGUF or safetensors file, or a folder with one; found a file that begins with {}{}",
       path.string(), first.empty() ? "nothing (0 bytes)" : printable(first), guess_content(first));
 }
 

@@ -4,7 +4,6 @@
 #include <tuple>
 
 #include "expertflow/base/errors.h"
-#include "expertflow/base/read_queue.h"
 #include "expertflow/quant/mxfp4.h"
 
 namespace ef {
@@ -65,7 +64,7 @@ void add_rows(const Group& group, const ExpertLayout& layout, const std::vector<
   const int64_t step = sources[first].row_step, rows = part.rows;
   const uint64_t row = file_row_bytes(sources[first], part);
   const uint64_t total = uint64_t(rows) * uint64_t(step) * row;
-  const int64_t cuts = int64_t(std::max<uint64_t>(1, (total + kReadBytes - 1) / kReadBytes));
+  const int64_t cuts = int64_t(std::max<uint64_t>(1, (total + kUnitBytes - 1) / kUnitBytes));
   const int64_t each = ((rows + cuts - 1) / cuts + kRowGroup - 1) / kRowGroup * kRowGroup;
   for (int64_t begin = 0; begin < rows; begin += each) {
     const int64_t end = std::min(rows, begin + each);
@@ -94,7 +93,7 @@ void merge_adjacent(std::vector<FillUnit>& units) {
     ByteRange& range = last.ranges[0];
     const bool joins = last.ranges.size() == 1 && next.ranges.size() == 1 && range.file == next.ranges[0].file &&
                        range.offset + range.bytes == next.ranges[0].offset &&
-                       range.bytes + next.ranges[0].bytes <= kReadBytes;
+                       range.bytes + next.ranges[0].bytes <= kUnitBytes;
     if (!joins) {
       if (++kept != i) units[kept] = std::move(next);
       continue;

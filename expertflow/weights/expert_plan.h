@@ -10,6 +10,10 @@ namespace ef {
 /// A piece that does not end with its part has a multiple of so many rows: kernels' tiles are not cut.
 inline constexpr int64_t kRowGroup = 16;
 
+/// Bytes of a unit, about, and of one read: with few experts missing at a time a queue is deep only if reads are small,
+/// and what arrives last is unpacked while the disk has nothing to do. Measured with bench/disk --batch.
+inline constexpr uint64_t kUnitBytes = 512 << 10;
+
 /// Bytes of a tensor that belong to one expert.
 struct Slice {
   const TensorInfo* tensor = nullptr;

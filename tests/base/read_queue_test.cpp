@@ -77,7 +77,9 @@ class ReadQueues : public ::testing::TestWithParam<std::tuple<const char*, Direc
 // F5: places and lengths that are multiples of nothing.
 TEST_P(ReadQueues, F5_AnyRangeArrives) {
   for (const bool registered : {false, true}) {
-    if (registered) EXPECT_EQ(queue_->register_memory(memory_.bytes().first(1 << 20)), "");
+    if (registered) {
+      EXPECT_EQ(queue_->register_memory(memory_.bytes().first(1 << 20)), "");
+    }
     const std::vector<std::pair<uint64_t, uint64_t>> ranges = {{0, 1},           {511, 2},         {4095, 4097},
                                                                {12345, 100'000}, {kSize - 1, 1},   {kSize - 5000, 5000},
                                                                {70'000, 0},      {131'072, 16'384}};

@@ -98,16 +98,21 @@ TEST(Pack, TheGoldensHold) {
     const PackReport report = pack(to(model, file));
     EXPECT_EQ(report.bytes_out, fs::file_size(file));
     const GoldenCase golden = goldens(name)[1];
+    // With 8-bit activations the source says what is right, in the goldens' own arithmetic they do.
+    const std::vector<TokenId> fast = greedy(*engine_of(open_model(model), small_engine("50%")), golden.ids);
     for (const char* budget : {"100%", "50%", "min"})
       for (const char* io : {"auto", "pread"}) {
         EngineOptions o = small_engine(budget);
         o.io = io;
         o.direct_io = std::string(io) == "pread" ? "off" : "auto";
-        const auto engine = engine_of(open_model(file), o);
-        EXPECT_EQ(greedy(*engine, golden.ids), golden.greedy) << file << " " << budget << " " << io;
+        EXPECT_EQ(greedy(*engine_of(open_model(file), o), golden.ids), fast) << file << " " << budget << " " << io;
+        o.activations = "f32";
+        EXPECT_EQ(greedy(*engine_of(open_model(file), o), golden.ids), golden.greedy)
+            << file << " " << budget << " " << io;
       }
     EngineOptions resident = small_engine();
     resident.all_resident = true;
+    resident.activations = "f32";
     EXPECT_EQ(greedy(*engine_of(open_model(file), resident), golden.ids), golden.greedy) << file;
   }
 }

@@ -2,6 +2,7 @@
 // brought in vain leaves first.
 #include <gtest/gtest.h>
 
+#include "expertflow/engine/cached_experts.h"
 #include "expertflow/engine/generate.h"
 #include "tests/engine/model_rig.h"
 #include "tests/engine/tiny_experts.h"

@@ -194,6 +194,8 @@ bool stays_f32_in_gguf(const std::string& name, const Shape& shape) {
 SourceModel open_source(const std::filesystem::path& path) {
   SourceModel source;
   source.checkpoint = open_checkpoint(path);
+  EF_CHECK(!source.checkpoint.packed, ConfigError, "{}: expected a checkpoint, found a packed file: start from {}",
+           path.string(), source.checkpoint.packed->source_name);
   source.arch = &find_architecture(source.checkpoint);
   source.config = read_config(*source.arch, source.checkpoint);
   source.binding = bind(*source.arch, source.config, source.checkpoint);

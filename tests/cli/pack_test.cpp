@@ -43,6 +43,7 @@ TEST(CliPack, Refusals) {
   EXPECT_REFUSED(expertflow({"pack", "-q", hf("mixtral"), "-o", out}), 2, "--force");
   EXPECT_EQ(expertflow({"pack", "-q", hf("mixtral"), "-o", out, "--force"}).exit_code, 0);
   EXPECT_REFUSED(expertflow({"pack", "-q", out, "-o", folder.path / "twice"}), 2, "packed");
+  EXPECT_REFUSED(expertflow({"quantize", out, folder.path / "q.gguf", "--type", "q8_0"}), 2, "packed", "mixtral");
   EXPECT_REFUSED(expertflow({"widen", "-q", out, folder.path / "wide", "2", "2"}), 2, "packed", "mixtral");
 }
 

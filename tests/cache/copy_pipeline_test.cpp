@@ -177,6 +177,38 @@ TEST_F(CopyPipelineTest, CancelledPrefetchesGiveTheirSlotsBack) {
   EXPECT_TRUE(resident(1));
 }
 
+TEST_F(CopyPipelineTest, PrefetchesLeaveReadersForDemands) {
+  start(4);
+  points_.hold("start 0.0");
+  points_.hold("start 0.1");
+  submit({0, 1, 2}, CopyPriority::kPrefetch);
+  points_.wait_for("start 0.0");
+  points_.wait_for("start 0.1");
+  submit({3}, CopyPriority::kDemand);
+  points_.wait_for("complete 0.3");
+  EXPECT_TRUE(points_.log("start 0.2").empty()) << "two of four readers are the most";
+  pipeline_->promote({0, 2});  // now it is asked for
+  points_.wait_for("complete 0.2");
+  points_.let_go("start 0.0");
+  points_.let_go("start 0.1");
+  pipeline_->drain();
+  for (ExpertId e = 0; e < 4; ++e) EXPECT_TRUE(resident(e)) << e;
+}
+
+TEST_F(CopyPipelineTest, OnlyWhatIsPickedIsCancelled) {
+  start(1);
+  points_.hold("start 0.0");
+  submit({0}, CopyPriority::kPrefetch);
+  points_.wait_for("start 0.0");
+  submit({1, 2, 3}, CopyPriority::kPrefetch);
+  EXPECT_EQ(pipeline_->cancel_prefetches([](ExpertKey key) { return key.expert != 2; }), 2u);
+  points_.let_go("start 0.0");
+  pipeline_->drain();
+  EXPECT_EQ(points_.log("start"), (Log{"start 0.0", "start 0.2"}));
+  EXPECT_TRUE(resident(2));
+  EXPECT_EQ(state(1), ExpertState::kAbsent);
+}
+
 TEST_F(CopyPipelineTest, CopiesCompleteInAnyOrder) {
   start(2);
   points_.hold("filled 0.0");
@@ -264,6 +296,7 @@ TEST_F(CopyPipelineTest, BandwidthIsMeasuredByTheInjectedClock) {
   submit({0, 1, 2, 3}, CopyPriority::kDemand);
   pipeline_->drain();
   EXPECT_DOUBLE_EQ(pipeline_->stats().bytes_per_second, 400.);  // 100 bytes in a quarter of a second
+  EXPECT_DOUBLE_EQ(pipeline_->stats().busy_seconds, 1.);
 }
 
 TEST(BandwidthEstimate, OverlappingCopiesShareTheTime) {

@@ -355,7 +355,7 @@ struct Prefetch {
   void next() {
     const char* p = reinterpret_cast<const char*>(at + step % kStreams * quarter + step / kStreams * kBytes);
 #pragma GCC unroll 8
-    for (int i = 0; i < kBytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
+    for (int i = 0; i < kBytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T1);
     ++step;
   }
   const std::byte* at;

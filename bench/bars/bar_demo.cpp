@@ -27,11 +27,12 @@ struct Bound {
   double perplexity;  // relative
   double near_tie;    // a greedy token may differ where our logits of both choices are this close; 0: never
   double router_tie;  // an expert may differ where the router's logits of both choices are this close
+  const char* activations;
 };
 // llama.cpp with float32 weights and an F16 KV cache.
-constexpr Bound kDequantised{0.02, 0.003, 0, 1e-3};
-// llama.cpp quantises activations to 8 bits.
-constexpr Bound kQuantisedActivations{0.3, 0.005, 0.6, 0.05};
+constexpr Bound kDequantised{0.02, 0.003, 0, 1e-3, "f32"};
+// Both quantise activations to 8 bits, with scales of 32 here and of 256 there.
+constexpr Bound kQuantisedActivations{0.3, 0.005, 0.6, 0.05, "q8"};
 
 struct Outcome {
   int64_t tokens = 0, wrong_tokens = 0;
@@ -168,8 +169,9 @@ Tokenizer tokenizer_of(const ModelFiles& files) {
   return *tokenizer;
 }
 
-EngineOptions engine_options(const char* kv_type, int64_t vocab) {
+EngineOptions engine_options(const char* kv_type, int64_t vocab, const char* activations = "f32") {
   EngineOptions options;
+  options.activations = activations;
   options.expert_memory = "100%";
   options.ctx_size = 2048;
   options.cache_type_k = options.cache_type_v = kv_type;
@@ -190,7 +192,7 @@ bool check_gguf(const fs::path& file, const json& golden, const std::string& ent
   auto files = open_model(file);
   const Tokenizer tokenizer = tokenizer_of(*files);
   const int64_t vocab = files->config.vocab;
-  Engine engine(std::move(files), engine_options("f16", vocab), log);
+  Engine engine(std::move(files), engine_options("f16", vocab, bound.activations), log);
   const std::vector<Prompt> prompts = read_prompts(golden.at("files").at(entry));
   Outcome all;
   int wrong_ids = 0;
@@ -268,7 +270,7 @@ bool check_bf16(const fs::path& folder) {
     for (const int64_t id : read_i64(golden, fmt::format("greedy.{}", i))) prompt.greedy.push_back(TokenId(id));
     const auto logits = golden.read_f32(golden.at(fmt::format("last_logits.{}", i)));
     for (size_t t = 0; t < logits.size(); ++t) prompt.logits.emplace_back(TokenId(t), logits[t]);
-    check_prompt(engine, prompt, {1e-3, 0, 0, 0}, outcome);
+    check_prompt(engine, prompt, {1e-3, 0, 0, 0, "f32"}, outcome);
   }
   const double recorded = json::parse(read_text_file(folder / "report.json")).at("heldout_ce_hf_fp32");
   PerplexityOptions options;

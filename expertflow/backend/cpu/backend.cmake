@@ -2,7 +2,10 @@
 file(GLOB ef_cpu_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/backend/cpu/*.cpp)
 add_library(ef_backend_cpu STATIC ${ef_cpu_sources})
 target_link_libraries(ef_backend_cpu PUBLIC ef_backend)
-target_compile_options(ef_backend_cpu PRIVATE -O3)
+# Sanitizers make ten times as much of the unrolled loops, and optimising that takes minutes a file.
+if(NOT EF_SANITIZE)
+  target_compile_options(ef_backend_cpu PRIVATE -O3)
+endif()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   target_compile_definitions(ef_backend_cpu PRIVATE EF_CPU_X86)
   set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/backend/cpu/kernels_avx2.cpp

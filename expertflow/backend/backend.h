@@ -1,7 +1,8 @@
 // One Backend object per device: memory, streams, events, asynchronous copies, and the ops that the forward pass is
 // made of. Pointers in op arguments are in the backend's memory. Shapes are row-major, outermost first; floats are
 // float32 unless a MatrixView says otherwise. Ops are queued on a stream; the CPU backend has finished when the call
-// returns. Contract (tests/contract/): a row's result does not depend on the other rows of the call.
+// returns, others have read what spans of the host hold. Contract (tests/contract/): a row's result does not depend on
+// the other rows of the call.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -110,6 +111,7 @@ struct BatchView {
   const int32_t* sequence = nullptr;     ///< [rows] row of block_table
   const int32_t* block_table = nullptr;  ///< [sequences, max_blocks] block ids; -1 for blocks released behind a window
   int max_blocks = 0;
+  int64_t reach = 0;  ///< no row's position is this or more; 0: unknown
 };
 
 /// Writes keys and values of the batch's rows to their places. k: [rows, kv_heads, k_dim], v: [rows, kv_heads, v_dim]
@@ -234,6 +236,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;    ///< "cpu", "cuda:0"
   virtual std::string description() const = 0;  ///< for logs: instruction set and threads, or the device's name
+  /// Whether the host may read and write the backend's memory directly.
+  virtual bool memory_is_host() const = 0;
   /// Refused at load, not in the loop: an op on a format that this returns false for.
   virtual bool supports(Op op, Format format) const = 0;
 
@@ -244,10 +248,11 @@ class Backend {
   virtual Buffer allocate(uint64_t bytes) = 0;  ///< throws DeviceError with the sizes
   virtual void release(std::byte* data, uint64_t size) noexcept = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;
+  /// In stream order. The host's bytes may be reused once the stream has been synchronised.
   virtual void copy_to_device(void* device, const void* host, uint64_t bytes, Stream& stream) = 0;
   virtual void copy_to_host(void* host, const void* device, uint64_t bytes, Stream& stream) = 0;
 
-  /// out[n, table.cols] = scale * table[ids[i]]
+  /// out[n, table.cols] = scale * table[ids[i]]; ids are the host's
   virtual void embed(Stream&, const MatrixView& table, std::span<const TokenId> ids, float scale, float* out) = 0;
   virtual void norm(Stream&, const NormArgs&) = 0;
   virtual void linear(Stream&, const LinearArgs&) = 0;

@@ -55,7 +55,7 @@ class AllResident final : public Experts {
     for (size_t g = 0; g < groups.experts.size(); ++g)
       work.push_back(
           {view_slot(l.layout, l.slots.data() + uint64_t(groups.experts[g]) * l.layout.bytes), groups.of(g)});
-    const uint64_t bytes = n * uint64_t(config_.hidden) * sizeof(float);
+    const uint64_t bytes = all_resident_scratch_bytes(config_, routing.tokens);
     if (expert_out_.size() < bytes) {
       expert_out_ = Buffer();
       expert_out_ = backend_.allocate(bytes);
@@ -64,7 +64,6 @@ class AllResident final : public Experts {
                               expert_out_.as<float>()});
     backend_.combine(stream,
                      {routing.tokens, config_.hidden, routing.top_k, expert_out_.as<float>(), routing.weights, out});
-    stream.synchronize();  // the groups live on this stack
   }
 
  private:
@@ -99,6 +98,10 @@ class AllResident final : public Experts {
 };
 
 }  // namespace
+
+uint64_t all_resident_scratch_bytes(const Config& config, int64_t rows) {
+  return uint64_t(rows) * uint64_t(config.router.top_k) * uint64_t(config.hidden) * sizeof(float);
+}
 
 std::unique_ptr<Experts> make_all_resident(const Config& config, const ExpertStore& store, Backend& backend) {
   return std::make_unique<AllResident>(config, store, backend);

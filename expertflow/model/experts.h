@@ -34,6 +34,8 @@ class Experts {
 
 /// Every expert in memory: short, and the oracle for all other implementations.
 std::unique_ptr<Experts> make_all_resident(const Config& config, const ExpertStore& store, Backend& backend);
+/// What it takes beside the experts in steps of `rows` tokens.
+uint64_t all_resident_scratch_bytes(const Config& config, int64_t rows);
 
 /// Groups a layer's assignments by expert: for each distinct expert, ascending id, the assignments (row * top_k + rank)
 /// ascending.

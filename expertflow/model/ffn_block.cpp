@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "expertflow/model/blocks.h"
 
 namespace ef {
@@ -15,12 +17,30 @@ void dense_ffn(StepContext& c, const MatrixView& gate, const MatrixView& up, con
   c.backend.linear(c.stream, {down, nullptr, rows, st.ffn_gate, out});
 }
 
+void observe(StepContext& c, LayerId layer, const RoutingView& routing) {
+  const Config& config = c.model.config;
+  const State& st = c.state;
+  if (c.backend.memory_is_host()) {
+    c.observer->on_routing(layer, st.normed, st.router_logits, routing);
+    return;
+  }
+  const size_t rows = size_t(routing.tokens), chosen = rows * size_t(routing.top_k);
+  std::vector<float> x(rows * size_t(config.hidden)), logits(rows * size_t(config.router.experts)), weights(chosen);
+  std::vector<int32_t> ids(chosen);
+  c.backend.copy_to_host(x.data(), st.normed, x.size() * sizeof(float), c.stream);
+  c.backend.copy_to_host(logits.data(), st.router_logits, logits.size() * sizeof(float), c.stream);
+  c.backend.copy_to_host(weights.data(), st.router_weights, chosen * sizeof(float), c.stream);
+  c.backend.copy_to_host(ids.data(), st.router_ids, chosen * sizeof(int32_t), c.stream);
+  c.stream.synchronize();
+  c.observer->on_routing(layer, x.data(), logits.data(), {routing.tokens, routing.top_k, ids.data(), weights.data()});
+}
+
 void moe(StepContext& c, LayerId layer, const LayerWeights& w, int64_t rows) {
   State& st = c.state;
   const Config& config = c.model.config;
   route_rows(config, w, c.backend, c.stream, {rows, st.normed, st.router_logits, st.router_ids, st.router_weights});
   const RoutingView routing{rows, config.router.top_k, st.router_ids, st.router_weights};
-  if (c.observer) c.observer->on_routing(layer, st.normed, st.router_logits, routing);
+  if (c.observer) observe(c, layer, routing);
   c.experts.run(layer, st.normed, routing, st.block_out, c.stream);
   if (config.shared_ffn == 0) return;
   dense_ffn(c, w.shared_gate, w.shared_up, w.shared_down, rows, st.shared_out);

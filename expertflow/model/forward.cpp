@@ -81,11 +81,26 @@ void reserve(KvCache& kv, const Batch& batch) {
   }
 }
 
-std::vector<BatchView> group_views(const StepContext& c, int64_t rows) {
+std::vector<BatchView> group_views(StepContext& c, const Rows& rows) {
+  const int64_t n = int64_t(rows.tokens.size());
+  const int64_t reach = *std::max_element(rows.position.begin(), rows.position.end()) + 1;
   std::vector<BatchView> views;
   for (int g = 0; g < c.kv.groups(); ++g)
-    views.push_back({rows, c.state.position, c.state.sequence, c.kv.block_table(g).data(), c.kv.max_blocks(g)});
+    views.push_back(
+        {n, c.state.position, c.state.sequence, c.kv.device_block_table(g, c.stream), c.kv.max_blocks(g), reach});
   return views;
+}
+
+void fill_rope(StepContext& c, const Rows& rows) {
+  if (c.backend.memory_is_host()) {
+    c.rope.fill(rows.position, rows.rope_length, c.state.cos, c.state.sin);
+    return;
+  }
+  const size_t n = rows.position.size() * size_t(c.model.config.rope.rotary_dim / 2);
+  c.state.host_cos.resize(n), c.state.host_sin.resize(n);
+  c.rope.fill(rows.position, rows.rope_length, c.state.host_cos.data(), c.state.host_sin.data());
+  c.backend.copy_to_device(c.state.cos, c.state.host_cos.data(), n * sizeof(float), c.stream);
+  c.backend.copy_to_device(c.state.sin, c.state.host_sin.data(), n * sizeof(float), c.stream);
 }
 
 std::span<const float> head(StepContext& c, const Rows& rows) {
@@ -100,8 +115,11 @@ std::span<const float> head(StepContext& c, const Rows& rows) {
                             c.state.gathered, c.state.gathered});
   c.backend.linear(c.stream, {w.head, w.head_bias, n, c.state.gathered, c.state.logits});
   if (config.logit_scale != 1.f) c.backend.scale(c.stream, c.state.logits, config.logit_scale, n * config.vocab);
-  c.stream.synchronize();
-  return {c.state.logits, size_t(n * config.vocab)};
+  const size_t count = size_t(n * config.vocab);
+  if (c.backend.memory_is_host()) return {c.state.logits, count};
+  c.state.host_logits.resize(count);
+  c.backend.copy_to_host(c.state.host_logits.data(), c.state.logits, count * sizeof(float), c.stream);
+  return c.state.host_logits;
 }
 
 // Ends the experts' step on every way out, so that a failed step does not keep its pins.
@@ -125,10 +143,10 @@ std::span<const float> forward(StepContext& c, const Batch& batch) {
   const int64_t n = int64_t(rows.tokens.size());
   reserve(c.kv, batch);
 
-  c.rope.fill(rows.position, rows.rope_length, c.state.cos, c.state.sin);
+  fill_rope(c, rows);
   c.backend.copy_to_device(c.state.position, rows.position.data(), uint64_t(n) * 4, c.stream);
   c.backend.copy_to_device(c.state.sequence, rows.sequence.data(), uint64_t(n) * 4, c.stream);
-  const std::vector<BatchView> views = group_views(c, n);
+  const std::vector<BatchView> views = group_views(c, rows);
 
   std::span<const float> logits;
   {

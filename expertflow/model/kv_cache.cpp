@@ -63,7 +63,8 @@ uint64_t KvCache::bytes_for(const Config& config, const KvOptions& options) {
   return bytes;
 }
 
-KvCache::KvCache(const Config& config, Backend& backend, const KvOptions& options) : options_(options) {
+KvCache::KvCache(const Config& config, Backend& backend, const KvOptions& options)
+    : options_(options), backend_(&backend) {
   EF_CHECK(
       options.block_tokens > 0 && options.max_tokens > 0 && options.max_sequences > 0 && options.max_step_tokens > 0,
       ConfigError,
@@ -75,6 +76,7 @@ KvCache::KvCache(const Config& config, Backend& backend, const KvOptions& option
   for (Group& g : groups_) {
     g.table.assign(size_t(options.max_sequences) * size_t(g.max_blocks), -1);
     for (int64_t b = g.blocks; b-- > 0;) g.free.push_back(int32_t(b));
+    if (!backend.memory_is_host()) g.device_table = backend.allocate(g.table.size() * sizeof(int32_t));
   }
   for (size_t l = 0; l < config.layers.size(); ++l) {
     const uint64_t rows = uint64_t(groups_[size_t(layer_group_[l])].blocks) * uint64_t(options.block_tokens) *
@@ -161,6 +163,13 @@ void KvCache::advance(SequenceId sequence, int64_t tokens) {
       row[b] = -1;
     }
   }
+}
+
+const int32_t* KvCache::device_block_table(int group, Stream& stream) {
+  Group& g = groups_[size_t(group)];
+  if (!g.device_table) return g.table.data();
+  backend_->copy_to_device(g.device_table.data(), g.table.data(), g.table.size() * sizeof(int32_t), stream);
+  return g.device_table.as<int32_t>();
 }
 
 KvView KvCache::view(LayerId layer) const {

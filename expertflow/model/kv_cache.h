@@ -51,6 +51,8 @@ class KvCache {
   int groups() const { return int(groups_.size()); }
   /// [max_sequences, max_blocks] of a group, row = SequenceId; valid until the next reserve, advance, open or close.
   std::span<const int32_t> block_table(int group) const { return groups_[size_t(group)].table; }
+  /// The same in the backend's memory, copied in stream order where that is not the host's.
+  const int32_t* device_block_table(int group, Stream& stream);
   int max_blocks(int group) const { return groups_[size_t(group)].max_blocks; }
   int64_t free_blocks(int group) const { return int64_t(groups_[size_t(group)].free.size()); }
   uint64_t bytes() const { return bytes_; }
@@ -63,6 +65,7 @@ class KvCache {
     int max_blocks = 0;          ///< columns of the table
     std::vector<int32_t> free;   ///< block ids, taken from the back
     std::vector<int32_t> table;  ///< [max_sequences, max_blocks], -1: none
+    Buffer device_table;         ///< empty where the backend's memory is the host's
   };
   struct Sequence {
     bool open = false;
@@ -74,6 +77,7 @@ class KvCache {
   static std::vector<Group> plan_groups(const Config& config, const KvOptions& options, std::vector<int>& layer_group);
 
   KvOptions options_;
+  Backend* backend_;
   int kv_heads_ = 0, k_dim_ = 0, v_dim_ = 0;
   bool latent_ = false;
   std::vector<Group> groups_;

@@ -33,7 +33,8 @@ struct Batch {
   int64_t logit_rows() const;
 };
 
-/// Sees what a step does, layer by layer (tests, traces, predictors). Pointers are in the backend's memory.
+/// Sees what a step does, layer by layer (tests, traces). Pointers are the host's: the step's own where the backend's
+/// memory is the host's, else copies.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;

@@ -1,6 +1,7 @@
 // Activations of one forward call, reused by every step: allocated once for the largest step.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "expertflow/backend/backend.h"
 #include "expertflow/model/config.h"
@@ -39,6 +40,10 @@ struct State {
   float* logits = nullptr;      ///< [logit rows, vocab]
   int32_t* position = nullptr;  ///< [T]
   int32_t* sequence = nullptr;  ///< [T]
+
+  /// Host copies, where the backend's memory is not the host's: cos and sin on their way there, logits on their way
+  /// back.
+  std::vector<float> host_cos, host_sin, host_logits;
 
  private:
   Buffer buffer_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -55,13 +56,16 @@ struct RigOptions {
   int threads = 2, block_tokens = 32, sequences = 1;
   KvType kv = KvType::kF32;
   Isa isa = default_isa();
+  std::function<std::unique_ptr<Backend>(ThreadPool&)> make = {};  ///< instead of a CPU backend of that isa
 };
 class ModelRig {
  public:
   using Logits = Batch::Piece::Logits;
 
   explicit ModelRig(const std::string& fixture, const RigOptions& o = {})
-      : files_(open_model(hf_fixture(fixture))), pool_(o.threads), backend_(make_cpu_backend(pool_, o.isa)) {
+      : files_(open_model(hf_fixture(fixture))),
+        pool_(o.threads),
+        backend_(o.make ? o.make(pool_) : make_cpu_backend(pool_, o.isa)) {
     stream_ = backend_->make_stream();
     model_.config = files_->config;
     model_.weights = load_weights(model_.config, files_->binding, files_->checkpoint.directory, *backend_, {});
@@ -75,11 +79,12 @@ class ModelRig {
     state_ = std::make_unique<State>(model_.config, *backend_, 600, 600);
   }
   std::vector<float> step(const Batch& batch) {
-    StepContext context{model_, *rope_, *backend_, *stream_, *experts_, *kv, *state_, nullptr};
+    StepContext context{model_, *rope_, *backend_, *stream_, *experts_, *kv, *state_, observer};
     const auto logits = forward(context, batch);
     return {logits.begin(), logits.end()};
   }
   int vocab() const { return model_.config.vocab; }
+  StepObserver* observer = nullptr;
 
   /// Logits of every row of a prompt, in chunks.
   std::vector<float> logits(const std::vector<TokenId>& prompt, size_t chunk) {

@@ -58,6 +58,8 @@ class CpuBackend final : public Backend {
     return fmt::format("cpu ({}, {} thread{})", isa_name(isa_), pool_.size(), pool_.size() == 1 ? "" : "s");
   }
 
+  bool memory_is_host() const override { return true; }
+
   bool supports(Op op, Format format) const override {
     switch (op) {
       case Op::kEmbed:

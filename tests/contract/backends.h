@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "expertflow/backend/cpu/cpu_backend.h"
+#include "expertflow/backend/cuda_backend.h"
 
 namespace ef::testing {
 
@@ -22,6 +23,7 @@ inline std::vector<BackendMaker> backend_makers() {
     std::replace(name.begin(), name.end(), '-', '_');
     makers.push_back({name, [isa](ThreadPool& p) { return make_cpu_backend(p, isa); }});
   }
+  if (cuda_device_count() > 0) makers.push_back({"cuda", [](ThreadPool&) { return make_cuda_backend(0); }});
   return makers;
 }
 

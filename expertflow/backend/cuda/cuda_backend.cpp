@@ -1,0 +1,169 @@
+#include "expertflow/backend/cuda_backend.h"
+
+#include <algorithm>
+
+#include "expertflow/backend/cuda/cuda_ops.h"
+#include "expertflow/backend/cuda/device/params.h"
+#include "expertflow/base/errors.h"
+
+namespace ef {
+namespace {
+
+using cuda::check;
+using cuda::CudaStream;
+
+CudaStream& of(Stream& stream) { return static_cast<CudaStream&>(stream); }
+cudaStream_t handle(Stream& stream) { return of(stream).handle(); }
+
+void select(int device) {
+  const int count = cuda_device_count();
+  EF_CHECK(count > 0, ConfigError,
+           "device: no CUDA device can be used here (no driver, or none visible); use --device cpu");
+  EF_CHECK(device >= 0 && device < count, ConfigError, "device: expected cuda:0 to cuda:{}, found cuda:{}", count - 1,
+           device);
+  check(cudaSetDevice(device), "set device");
+}
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(int device) : device_(device), name_(fmt::format("cuda:{}", device)) {
+    select(device);
+    check(cudaGetDeviceProperties(&properties_, device), "read the device's properties");
+    constexpr int kOldest = 75;
+    const int capability = properties_.major * 10 + properties_.minor;
+    EF_CHECK(capability >= kOldest, ConfigError, "device: {} has compute capability {}.{}, expected 7.5 or newer",
+             properties_.name, properties_.major, properties_.minor);
+  }
+
+  std::string_view name() const override { return name_; }
+  std::string description() const override {
+    constexpr double kGiB = double(1 << 30);
+    return fmt::format("{} ({}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB)", name_, properties_.name,
+                       properties_.major, properties_.minor, properties_.multiProcessorCount,
+                       double(properties_.totalGlobalMem) / kGiB);
+  }
+  bool memory_is_host() const override { return false; }
+
+  bool supports(Op op, Format format) const override {
+    switch (op) {
+      case Op::kEmbed:
+      case Op::kLinear:
+      case Op::kHeadLinear:
+      case Op::kExperts:
+        return has_arithmetic(format);
+      case Op::kStoreKv:
+      case Op::kAttention:
+        return format == Format::kF32 || format == Format::kF16 || format == Format::kBF16;
+      default:
+        return format == Format::kF32;
+    }
+  }
+
+  Buffer allocate(uint64_t bytes) override {
+    use();
+    // The driver's arithmetic on absurd sizes is not to be relied on.
+    cudaError_t error = bytes > properties_.totalGlobalMem ? cudaErrorMemoryAllocation : cudaSuccess;
+    void* data = nullptr;
+    if (error == cudaSuccess) error = cudaMalloc(&data, std::max<uint64_t>(bytes, 1));
+    if (error == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      size_t free = 0, total = 0;
+      check(cudaMemGetInfo(&free, &total), "read free memory");
+      fail<DeviceError>("{}: cannot allocate {} bytes of device memory: {} of {} are free", name_, bytes, free, total);
+    }
+    check(error, "allocate device memory");
+    return Buffer(this, static_cast<std::byte*>(data), bytes);
+  }
+  void release(std::byte* data, uint64_t) noexcept override {
+    // An error of earlier work comes back here as well; its op's stream reports it.
+    (void)cudaSetDevice(device_);
+    (void)cudaFree(data);
+  }
+
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(device_); }
+  void copy_to_device(void* device, const void* host, uint64_t bytes, Stream& stream) override {
+    use();
+    of(stream).copy_to_device(device, host, bytes);
+  }
+  void copy_to_host(void* host, const void* device, uint64_t bytes, Stream& stream) override {
+    use();
+    if (bytes == 0) return;
+    check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, handle(stream)), "copy to the host");
+  }
+
+  void embed(Stream& s, const MatrixView& table, std::span<const TokenId> ids, float scale, float* out) override {
+    use();
+    cuda::embed(of(s), table, ids, scale, out);
+  }
+  void norm(Stream& s, const NormArgs& a) override { use(), cuda::norm(of(s), a); }
+  void linear(Stream& s, const LinearArgs& a) override { use(), cuda::linear(of(s), a); }
+  void head_linear(Stream& s, const HeadLinearArgs& a) override { use(), cuda::head_linear(of(s), a); }
+  void rope(Stream& s, const RopeArgs& a) override { use(), cuda::rope(of(s), a); }
+  void store_kv(Stream& s, const StoreKvArgs& a) override { use(), cuda::store_kv(of(s), a); }
+  void attention(Stream& s, const AttentionArgs& a) override { use(), cuda::attention(of(s), a); }
+  void route(Stream& s, const RouterArgs& a) override { use(), cuda::route(of(s), a); }
+  void activation(Stream& s, const ActivationArgs& a) override { use(), cuda::activation(of(s), a); }
+  void experts(Stream& s, const ExpertsArgs& a) override { use(), cuda::experts(of(s), a); }
+  void combine(Stream& s, const CombineArgs& a) override {
+    use();
+    check(cuda::combine(a.expert_out, a.weights, a.rows, a.hidden, a.top_k, a.out, handle(s)), "combine");
+  }
+  void add_scaled(Stream& s, float* x, const float* y, float factor, int64_t n) override {
+    use();
+    check(cuda::add_scaled(x, y, factor, n, handle(s)), "add_scaled");
+  }
+  void gated_add(Stream& s, float* x, const float* y, const float* gate, int64_t rows, int64_t width) override {
+    use();
+    check(cuda::gated_add(x, y, gate, rows, width, handle(s)), "gated_add");
+  }
+  void scale(Stream& s, float* x, float factor, int64_t n) override {
+    use();
+    check(cuda::scale(x, factor, n, handle(s)), "scale");
+  }
+  void clamp(Stream& s, float* x, float low, float high, int64_t n) override {
+    use();
+    check(cuda::clamp(x, low, high, n, handle(s)), "clamp");
+  }
+  void copy_2d(Stream& s, float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t width,
+               int64_t rows) override {
+    use();
+    check(cuda::copy_2d(dst, dst_stride, src, src_stride, width, rows, handle(s)), "copy_2d");
+  }
+
+ private:
+  // The current device belongs to the calling thread, which may be another one than before.
+  void use() const { check(cudaSetDevice(device_), "set device"); }
+
+  int device_;
+  std::string name_;
+  cudaDeviceProp properties_{};
+};
+
+}  // namespace
+
+bool built_with_cuda() { return true; }
+
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+CudaMemory cuda_memory(int device) {
+  select(device);
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "read free memory");
+  return {free, total};
+}
+
+std::unique_ptr<Backend> make_cuda_backend(int device) { return std::make_unique<CudaBackend>(device); }
+
+uint64_t cuda_scratch_bytes() {
+  constexpr uint64_t kStaging = 4 << 20;
+  return cuda::kWaveFloats * sizeof(float) + kStaging;
+}
+
+}  // namespace ef

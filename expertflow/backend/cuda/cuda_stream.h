@@ -1,0 +1,47 @@
+// A CUDA stream with what its ops need beside arguments: pinned memory through which small arguments travel, and
+// scratch that only grows. One thread at a time.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "expertflow/backend/backend.h"
+
+namespace ef::cuda {
+
+/// Throws DeviceError naming the op and the error if there is one.
+void check(cudaError_t error, std::string_view op);
+
+class CudaStream final : public Stream {
+ public:
+  explicit CudaStream(int device);
+  ~CudaStream() override;
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  void synchronize() override;
+  cudaStream_t handle() const { return stream_; }
+
+  /// Copies bytes to the device in stream order; the host's bytes may change as soon as this returns. The device
+  /// address is good for kernels queued before the next call that stages anything.
+  const std::byte* stage(const void* host, uint64_t bytes);
+  /// The same into memory of one's own.
+  void copy_to_device(void* device, const void* host, uint64_t bytes);
+
+  /// Contents are not kept from one op to the next.
+  float* scratch(uint64_t floats);
+
+ private:
+  uint64_t room(uint64_t bytes);  // offset of free staging space
+
+  int device_;
+  cudaStream_t stream_ = nullptr;
+  std::byte *pinned_ = nullptr, *staged_ = nullptr;  // the same offsets on both sides
+  uint64_t capacity_ = 0, used_ = 0;
+  float* scratch_ = nullptr;
+  uint64_t scratch_floats_ = 0;
+};
+
+}  // namespace ef::cuda

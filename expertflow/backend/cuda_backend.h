@@ -1,0 +1,30 @@
+// CUDA devices as backends. Implemented by backend/cuda, or by backend/no_cuda in builds without CUDA, where there are
+// no devices and making a backend is a ConfigError that says so.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "expertflow/backend/backend.h"
+
+namespace ef {
+
+/// Whether this build has the CUDA backend; devices or not.
+bool built_with_cuda();
+/// Devices that this process can use; 0 without a driver.
+int cuda_device_count();
+
+struct CudaMemory {
+  uint64_t free = 0, total = 0;
+};
+/// ConfigError if there is no such device or no CUDA in this build; DeviceError if the driver fails.
+CudaMemory cuda_memory(int device);
+
+/// Ops are queued and return at once. Every row's arithmetic is the same in any batch (float32, fixed order of sums).
+/// Scratch belongs to streams, so that ops of different streams may overlap. ConfigError as above.
+std::unique_ptr<Backend> make_cuda_backend(int device);
+/// Device memory that a stream's ops take for themselves: staging, and attention's partial sums or the activations
+/// between the halves of experts (more only where a single row needs more).
+uint64_t cuda_scratch_bytes();
+
+}  // namespace ef

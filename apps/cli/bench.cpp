@@ -234,9 +234,11 @@ void add_bench(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Speed of prompts and decoding beside what the machine could do");
   bind_options(*command, options->common);
   bind_options(*command, *options);
-  // Lists of bench's own stand for these; the context is as long as the tests need.
+  // Lists of bench's own stand for these; the context is as long as the tests need. Bounds are the processor's, so no
+  // other device can be asked for.
   EngineOptions& engine = options->engine;
-  const std::vector<const void*> own = {&engine.expert_memory, &engine.threads, &engine.isa, &engine.ctx_size};
+  const std::vector<const void*> own = {&engine.expert_memory, &engine.threads, &engine.isa, &engine.ctx_size,
+                                        &engine.device};
   engine.for_each([bind = Binder(*command), &own](auto& member, const OptionInfo& info) {
     if (std::find(own.begin(), own.end(), static_cast<const void*>(&member)) == own.end()) bind(member, info);
   });

@@ -3,9 +3,11 @@
 #include <algorithm>
 
 #include "expertflow/backend/cpu/cpu_backend.h"
+#include "expertflow/backend/cuda_backend.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/base/topology.h"
 #include "expertflow/engine/cached_experts.h"
+#include "expertflow/engine/device.h"
 #include "expertflow/engine/gate_ahead.h"
 #include "expertflow/engine/memory_budget.h"
 
@@ -132,14 +134,15 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
   options_.ubatch = std::min(options_.ubatch, options_.batch_size);
   const Config& c = files_->config;
   const KvOptions kv = kv_options(c, options_);
+  const DeviceChoice device = parse_device(options_.device);
   plan_ = plan_memory(*files_, options_);
-  check_kv_cap(options_, kv.max_tokens, plan_.kv_bytes, read_memory_info());
+  check_kv_cap(options_, kv.max_tokens, plan_.kv_bytes, device_memory_info(device));
   if (kv.max_tokens > c.context_length)
     log_.warn("a context of {} tokens is longer than the {} that the model was made for", kv.max_tokens,
               c.context_length);
 
   pool_ = make_pool(options_);
-  backend_ = make_cpu_backend(*pool_, parse_isa(options_.isa), parse_activations(options_.activations));
+  backend_ = make_backend(device, *pool_, options_);
   stream_ = backend_->make_stream();
   files_->store->choose_layouts([&](Format f) { return backend_->weight_layout(Op::kExperts, f); });
   // Experts first: a budget that cannot work is refused before anything is read.
@@ -171,23 +174,37 @@ MemoryPlan plan_memory(const ModelFiles& files, const EngineOptions& o) {
   plan.kv_bytes = KvCache::bytes_for(c, kv_options(c, o));
   const int threads = o.threads > 0 ? o.threads : default_threads();
   const int64_t context = context_tokens(o.ctx_size, c);
-  plan.scratch_bytes = State::bytes_for(c, o.ubatch, logit_rows(o)) + CachedExpertsOptions{}.scratch_bytes +
-                       DiskReader::staging_bytes(*files.store, o.io_threads) +
-                       cpu_scratch_bytes(threads, c.heads, c.latent ? 1 : c.kv_heads, context);
+  plan.scratch_bytes = State::bytes_for(c, o.ubatch, logit_rows(o));
+  if (parse_device(o.device).cuda)
+    plan.scratch_bytes += cuda_scratch_bytes() + all_resident_scratch_bytes(c, o.ubatch);
+  else
+    plan.scratch_bytes += CachedExpertsOptions{}.scratch_bytes + DiskReader::staging_bytes(*files.store, o.io_threads) +
+                          cpu_scratch_bytes(threads, c.heads, c.latent ? 1 : c.kv_heads, context);
   plan.expert_total = files.store->total_bytes();
   return plan;
 }
 
+Budget Engine::budget_of(bool rest_is_taken) const {
+  BudgetFacts facts = budget_facts_of(*files_, plan_);
+  if (rest_is_taken) facts.weights_bytes = facts.kv_bytes = facts.scratch_bytes = 0;
+  const DeviceChoice device = parse_device(options_.device);
+  const Budget budget = resolve_budget(parse_budget(options_.expert_memory), facts, device_memory_info(device));
+  EF_CHECK(!device.cuda || budget.bytes >= facts.expert_bytes, ConfigError,
+           "device: {} keeps every expert in its memory so far: all take {}, but --expert-memory {} gives {} ({}); use "
+           "--device cpu",
+           options_.device, format_bytes(facts.expert_bytes), options_.expert_memory, format_bytes(budget.bytes),
+           budget.explanation);
+  return budget;
+}
+
 void Engine::build_experts(bool rest_is_taken) {
   auto tiers = std::make_unique<Tiers>();
-  if (options_.all_resident) {
-    tiers->all_resident = make_all_resident(files_->config, *files_->store, *backend_);
+  if (options_.all_resident || !backend_->memory_is_host()) {
+    plan_.explanation = options_.all_resident ? "every expert resident" : budget_of(rest_is_taken).explanation;
     plan_.expert_budget = plan_.expert_total;
-    plan_.explanation = "every expert resident";
+    tiers->all_resident = make_all_resident(files_->config, *files_->store, *backend_);
   } else {
-    BudgetFacts facts = budget_facts_of(*files_, plan_);
-    if (rest_is_taken) facts.weights_bytes = facts.kv_bytes = facts.scratch_bytes = 0;
-    const Budget budget = resolve_budget(parse_budget(options_.expert_memory), facts, read_memory_info());
+    const Budget budget = budget_of(rest_is_taken);
     plan_.expert_budget = budget.bytes;
     plan_.explanation = budget.explanation;
     ExpertTierOptions tier;

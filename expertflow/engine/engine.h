@@ -72,6 +72,7 @@ class Engine {
 
  private:
   void build_experts(bool rest_is_taken);
+  Budget budget_of(bool rest_is_taken) const;
   void log_io(const IoState& state) const;
   void wire_read_ahead();
   EngineOptions options_;

@@ -13,6 +13,7 @@ struct EngineOptions {
   std::string expert_memory = "auto";
   std::string eviction_policy = "lfru";
   std::string offload_device = "disk";
+  std::string device = "auto";
   int threads = 0;
   std::string pin_threads = "auto";
   std::string isa = "auto";
@@ -35,6 +36,7 @@ struct EngineOptions {
            "fast tier for experts: bytes (6GiB), a share of all experts (40%), 'min', or 'auto' (what memory allows)"});
     visit(eviction_policy, {"--eviction-policy", "who leaves the fast tier first: lru, lfu, lfru, least-stale"});
     visit(offload_device, {"--offload-device", "where experts outside the fast tier are; a CPU build knows 'disk'"});
+    visit(device, {"--device", "where the model runs: cpu, cuda, cuda:N, or auto (cpu so far)"});
     visit(threads, {"-t,--threads", "compute threads, 0: one a core that this process may use"});
     visit(pin_threads, {"--pin-threads", "bind compute threads to cores: auto (if there are enough), on, off"});
     visit(isa, {"--isa", "CPU instruction set: auto, reference, avx2, avx2-vnni, avx512, avx512-vnni, avx512-bf16"});

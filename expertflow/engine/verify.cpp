@@ -6,6 +6,7 @@
 
 #include "expertflow/backend/cpu/cpu_backend.h"
 #include "expertflow/base/errors.h"
+#include "expertflow/engine/device.h"
 #include "expertflow/engine/sequence.h"
 
 namespace ef {
@@ -167,8 +168,10 @@ struct Plan {
 // and least.
 std::vector<Plan> make_plans(const ModelFiles& files, const EngineOptions& options) {
   std::string full = "100%", half = "50%";
+  const DeviceChoice device = parse_device(options.device);
+  if (device.cuda) return {{full, 1, 0}, {full, 4, 0}, {full, 1, 7}, {full, 4, 5}};  // every expert is resident there
   const BudgetFacts facts = budget_facts_of(files, plan_memory(files, options));
-  const MemoryInfo memory = read_memory_info();
+  const MemoryInfo memory = device_memory_info(device);
   try {
     resolve_budget(parse_budget(full), facts, memory);
   } catch (const ConfigError&) {
@@ -193,6 +196,7 @@ void compare_arithmetic(const std::filesystem::path& model, const VerifyOptions&
   };
   EngineOptions reference = o.engine, exact = o.engine;
   reference.isa = "reference";
+  reference.device = "cpu";
   exact.activations = "f32";
   if (parse_isa(exact.isa) == Isa::kAvx512Bf16) exact.isa = "auto";
   const auto wanted = traces(reference);

@@ -120,13 +120,14 @@ std::string FixtureReport::text() const {
 }
 
 FixtureReport check_fixture(const Fixture& fixture, const std::string& expert_memory, const std::string& isa,
-                            const std::string& activations) {
+                            const std::string& activations, const std::string& device) {
   static const Log log;
   EngineOptions options;
   options.all_resident = expert_memory == "resident";
   if (!options.all_resident) options.expert_memory = expert_memory;
   options.isa = isa;
   options.activations = activations;
+  options.device = device;
   options.ctx_size = 512;
   options.max_logit_rows = 512;
   options.cache_type_k = options.cache_type_v = "f32";

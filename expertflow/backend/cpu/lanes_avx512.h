@@ -142,7 +142,8 @@ inline V power_of_two_half(I e) {
 inline float max_lane(V v) { return _mm512_reduce_max_ps(v); }
 // Rounds to nearest, ties to even; returns their sum.
 inline int store_codes(int8_t* out, V v) {
-  const I codes = _mm512_cvtps_epi32(v);
+  // What is no number becomes the least integer; bytes saturate, and so must what is summed.
+  const I codes = _mm512_max_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(-128));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtsepi32_epi8(codes));
   return _mm512_reduce_add_epi32(codes);
 }

@@ -91,4 +91,9 @@ std::vector<TokenId> parse_token_ids(const std::string& text, const char* flag) 
   return ids;
 }
 
+void check_threads(int threads) {
+  constexpr int kMost = 4096;
+  EF_CHECK(threads >= 0 && threads <= kMost, ConfigError, "--threads: expected 0 to {}, found {}", kMost, threads);
+}
+
 }  // namespace ef::cli

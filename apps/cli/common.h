@@ -53,4 +53,7 @@ std::string read_named_file(const char* flag, const std::string& path, uint64_t 
 /// "1,2,3" as ids; ConfigError naming the field otherwise.
 std::vector<TokenId> parse_token_ids(const std::string& text, const char* flag);
 
+/// ConfigError unless 0 (as many as there are) to 4096.
+void check_threads(int threads);
+
 }  // namespace ef::cli

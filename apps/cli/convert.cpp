@@ -26,6 +26,7 @@ void add_convert(CLI::App& app, int& exit_code) {
     ConvertOptions options;
     options.in = o->in, options.out = o->out;
     options.type = o->type, options.tokenizer_pre = o->tokenizer_pre;
+    check_threads(o->threads);
     options.force = o->force, options.threads = o->threads;
     ConvertReport report;
     {

@@ -88,6 +88,7 @@ void add_quantize(CLI::App& app, int& exit_code) {
     options.in = o->in, options.out = o->out, options.type = o->type;
     options.output_type = o->output_type, options.token_embedding_type = o->token_embedding_type;
     options.allow_requantize = o->allow_requantize, options.tokenizer_pre = o->tokenizer_pre;
+    check_threads(o->threads);
     options.force = o->force, options.threads = o->threads;
     EF_CHECK(!o->type.empty(), ConfigError, "--type: expected a type to quantise to, found none (see --help)");
     QuantizeReport report;

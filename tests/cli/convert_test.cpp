@@ -37,6 +37,9 @@ TEST(CliConvert, Refusals) {
   EXPECT_REFUSED(expertflow({"convert", "-q", hf("mixtral"), folder.path / "out"}), 2, ".gguf");
   EXPECT_REFUSED(expertflow({"convert", "-q", "/nowhere", out}), 3, "/nowhere");
   EXPECT_REFUSED(expertflow({"convert", "-q", hf("mixtral")}), 2, "OUT");
+  for (const char* verb : {"convert", "quantize"})
+    EXPECT_REFUSED(expertflow({verb, "-q", hf("mixtral"), out, "--type", verb[0] == 'c' ? "f16" : "q8_0", "-t", "-3"}),
+                   2, "--threads", "-3");
   EXPECT_TRUE(fs::is_empty(folder.path));
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the CUDA backend for every supported architecture, where nvcc is. What CI runs: it needs no GPU.
+# Compiles the CUDA backend for every supported architecture, where nvcc is; it needs no GPU.
 #   scripts/build-cuda.sh            the backend's library
 #   scripts/build-cuda.sh TARGET...  other targets of the preset `cuda`, for example expertflow_cli test_contract
 set -euo pipefail

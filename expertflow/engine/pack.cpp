@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "expertflow/backend/cpu/cpu_backend.h"
+#include "expertflow/base/align.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/engine_options.h"
 #include "expertflow/engine/model_files.h"
@@ -34,8 +35,6 @@ constexpr const char* kSideFiles[] = {"config.json",
                                       "LICENSE"};
 
 constexpr uint64_t kTensorAlignment = 64;
-
-uint64_t up(uint64_t value, uint64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 void check_target(const PackOptions& o, const Checkpoint& source) {
   EF_CHECK(!source.packed, ConfigError, "pack: {}: expected a checkpoint, found a packed file ({})", o.model.string(),
@@ -89,7 +88,7 @@ class Packer {
     write_tensors();
     write_experts();
     const std::string index = packed_index_text(index_);
-    const uint64_t index_offset = up(at_, kTensorAlignment), size = index_offset + index.size();
+    const uint64_t index_offset = round_up(at_, kTensorAlignment), size = index_offset + index.size();
     put(index_offset, std::as_bytes(std::span(index)));
     const std::string front = packed_front(size, index_offset, index);
     put(0, std::as_bytes(std::span(front)));
@@ -125,7 +124,7 @@ class Packer {
       LayerExperts layer;
       layer.layer = source.layer;
       layer.layout = source.layout;
-      layer.layout.bytes = up(source.layout.bytes, kPackedBlock);
+      layer.layout.bytes = round_up(source.layout.bytes, kPackedBlock);
       layer.images.resize(source.count());
       for (const ExpertPart& part : layer.layout.parts) layer.image_layouts.push_back(part.layout);
       total_ += layer.layout.bytes * layer.images.size();
@@ -153,7 +152,7 @@ class Packer {
     const auto bytes = std::as_bytes(std::span(text));
     put(at_, bytes);
     index_.files[name] = {at_, text.size(), image_checksum(bytes)};
-    at_ = up(at_ + text.size(), kTensorAlignment);
+    at_ = round_up(at_ + text.size(), kTensorAlignment);
   }
 
   void write_side_files() {
@@ -172,7 +171,7 @@ class Packer {
 
   void write_tensors() {
     for (TensorInfo& t : index_.tensors) {
-      const uint64_t begin = up(at_, kTensorAlignment);
+      const uint64_t begin = round_up(at_, kTensorAlignment);
       uint64_t done = 0;
       for_each_rows(directory_, t, options_.buffer_bytes, [&](int64_t, int64_t, std::span<const std::byte> bytes) {
         put(begin + done, bytes);
@@ -190,7 +189,7 @@ class Packer {
       slot.assign(layer.layout.bytes, std::byte{0});  // what lies between the parts is zero in every image
       for (size_t e = 0; e < layer.images.size(); ++e) {
         files_.store->fill({layer.layer, ExpertId(e)}, slot, staging);
-        at_ = up(at_, kPackedBlock);
+        at_ = round_up(at_, kPackedBlock);
         put(at_, slot);
         layer.images[e] = {0, at_, layer.layout.bytes, image_checksum(slot)};
         at_ += layer.layout.bytes;

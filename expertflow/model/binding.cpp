@@ -8,6 +8,7 @@
 #include "expertflow/base/errors.h"
 #include "expertflow/model/binder.h"
 #include "expertflow/weights/checked.h"
+#include "expertflow/weights/load.h"
 
 namespace ef {
 
@@ -36,8 +37,6 @@ std::string listed(const std::vector<std::string>& names, size_t count) {
 }
 
 bool is_plain(Format f) { return f == Format::kF32 || f == Format::kF16 || f == Format::kBF16; }
-
-uint64_t aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 int64_t blocks_of_128(int64_t n) { return (n + 127) / 128; }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "expertflow/model/binder.h"
+#include "expertflow/weights/load.h"
 
 namespace ef {
 
@@ -32,8 +33,6 @@ std::string with_suffix(std::string_view pattern, std::string_view suffix) {
 ExpertRole scales_of(ExpertRole role) {
   return ExpertRole(int(role) - int(ExpertRole::kGate) + int(ExpertRole::kGateScales));
 }
-
-uint64_t aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 int64_t blocks_of_128(int64_t n) { return (n + 127) / 128; }
 

@@ -17,8 +17,6 @@ namespace {
 
 constexpr uint64_t kChunk = 8 << 20;  // host memory that loading takes beside the weights
 
-uint64_t aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 bool is_plain(Format f) { return f == Format::kF32 || f == Format::kF16 || f == Format::kBF16; }
 
 /// One buffer a layer (and one for the model), filled from its start.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "expertflow/base/align.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/weights/expert_plan.h"
 
@@ -13,11 +14,8 @@ namespace {
 constexpr uint64_t kStagingBytes = 16 << 20;
 constexpr uint64_t kPage = PageBuffer::kAlignment;
 
-uint64_t down(uint64_t value, uint64_t alignment) { return value - value % alignment; }
-uint64_t up(uint64_t value, uint64_t alignment) { return down(value + alignment - 1, alignment); }
-
 // Room for a range with the sectors at both ends that it shares with others, whatever its place in the file.
-uint64_t room_for(const ByteRange& range) { return up(range.bytes + 2 * kPage, kPage); }
+uint64_t room_for(const ByteRange& range) { return round_up(range.bytes + 2 * kPage, kPage); }
 
 uint64_t room_for(const FillUnit& unit) {
   uint64_t bytes = 0;
@@ -151,8 +149,8 @@ size_t DiskReader::place_batch(const std::vector<FillUnit>& units, size_t first,
   for (; i < units.size() && (i == first || at + room_for(units[i]) <= lane.staging.size()); ++i)
     for (const ByteRange& range : units[i].ranges) {
       const ReadFile& file = *files_[size_t(range.file)];
-      const uint64_t begin = down(range.offset, file.offset_alignment());
-      const uint64_t end = up(range.offset + range.bytes, file.offset_alignment());
+      const uint64_t begin = round_down(range.offset, file.offset_alignment());
+      const uint64_t end = round_up(range.offset + range.bytes, file.offset_alignment());
       EF_DCHECK(at + (end - begin) <= lane.staging.size());
       requests.push_back(
           {&file, begin, lane.staging.bytes().subspan(at, end - begin), range.offset + range.bytes - begin});
@@ -211,7 +209,7 @@ void DiskReader::read_image(ExpertKey key, const ExpertImage& image, std::span<s
 }
 
 uint64_t DiskReader::staging_bytes(const ExpertStore& store, int lanes) {
-  return up(lane_bytes(store), kPage) * uint64_t(lanes);
+  return round_up(lane_bytes(store), kPage) * uint64_t(lanes);
 }
 
 }  // namespace ef

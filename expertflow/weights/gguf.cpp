@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "expertflow/base/align.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/weights/checked.h"
 #include "expertflow/weights/header_reader.h"
@@ -287,8 +288,6 @@ TensorInfo read_tensor(HeaderReader& in) {
   return tensor;
 }
 
-uint64_t align_up(uint64_t value, uint64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
-
 /// Where another GGUF begins right behind this one, it is a file of shards joined with cat.
 void refuse_joined_shards(const ByteSource& source, uint64_t end) {
   if (source.size() < end || source.size() - end < 8) return;
@@ -304,7 +303,7 @@ void refuse_joined_shards(const ByteSource& source, uint64_t end) {
 /// Checks the data ranges against each other and the file, and makes the offsets absolute.
 void place_tensors(const ByteSource& source, std::vector<TensorInfo>& tensors, uint64_t header_end,
                    uint64_t alignment) {
-  const uint64_t start = align_up(header_end, alignment);
+  const uint64_t start = round_up(header_end, alignment);
   const uint64_t available = source.size() > start ? source.size() - start : 0;
   std::vector<size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), size_t(0));
@@ -327,7 +326,7 @@ void place_tensors(const ByteSource& source, std::vector<TensorInfo>& tensors, u
              source.name(), name, expected,
              before ? "behind tensor " + printable(before->name) : "the beginning of the data", tensor.offset,
              tensor.offset < expected ? "they overlap" : "there is a hole before it");
-    expected = align_up(tensor.offset + tensor.bytes, alignment);
+    expected = round_up(tensor.offset + tensor.bytes, alignment);
     before = &tensor;
   }
   for (TensorInfo& tensor : tensors) tensor.offset += start;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 
+#include "expertflow/base/align.h"
 #include "expertflow/weights/tensor_directory.h"
 
 namespace ef {
@@ -35,6 +36,9 @@ class AlignedBuffer {
   std::unique_ptr<std::byte[], Free> data_;
   uint64_t size_ = 0;
 };
+
+/// Room that bytes take where what lies behind them is to be aligned as well.
+inline uint64_t aligned(uint64_t bytes) { return round_up(bytes, AlignedBuffer::kAlignment); }
 
 /// A tensor's bytes as they are stored.
 AlignedBuffer load_tensor(const TensorDirectory& directory, const TensorInfo& tensor);

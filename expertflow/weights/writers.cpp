@@ -8,6 +8,7 @@
 #include <numeric>
 #include <unordered_set>
 
+#include "expertflow/base/align.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/weights/checked.h"
 #include "expertflow/weights/output_file.h"
@@ -17,8 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Type = GgufValue::Type;
-
-uint64_t align_up(uint64_t value, uint64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
 
@@ -147,10 +146,10 @@ class GgufWriter final : public StreamingWriter {
     uint64_t end = 0;
     for (TensorInfo& tensor : tensors_) {
       tensor.offset = end;
-      end = align_up(end + tensor.bytes, alignment_);
+      end = round_up(end + tensor.bytes, alignment_);
     }
     std::string header = header_text();
-    header.resize(align_up(header.size(), alignment_), '\0');
+    header.resize(round_up(header.size(), alignment_), '\0');
     for (TensorInfo& tensor : tensors_) tensor.offset += header.size();
     add_file(file_.filename(), header, header.size() + end);
   }
@@ -345,7 +344,7 @@ class SafetensorsWriter final : public StreamingWriter {
                              {"data_offsets", {tensor.offset, end}}};
     }
     std::string text = header.dump();
-    text.resize(align_up(text.size(), 8), ' ');
+    text.resize(round_up(text.size(), 8), ' ');
     const uint64_t length = text.size();
     text.insert(0, reinterpret_cast<const char*>(&length), 8);
     for (size_t i : order) tensors_[i].offset += text.size();

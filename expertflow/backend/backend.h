@@ -231,6 +231,10 @@ enum class Op : uint8_t {
   kCopy2d
 };
 
+/// What a backend that has every op computes with: numbers of any kind where weights go in, F32, F16 and BF16 in the KV
+/// cache, float32 elsewhere.
+bool op_takes(Op op, Format format);
+
 class Backend {
  public:
   virtual ~Backend() = default;

@@ -44,20 +44,7 @@ class CudaBackend final : public Backend {
   }
   bool memory_is_host() const override { return false; }
 
-  bool supports(Op op, Format format) const override {
-    switch (op) {
-      case Op::kEmbed:
-      case Op::kLinear:
-      case Op::kHeadLinear:
-      case Op::kExperts:
-        return has_arithmetic(format);
-      case Op::kStoreKv:
-      case Op::kAttention:
-        return format == Format::kF32 || format == Format::kF16 || format == Format::kBF16;
-      default:
-        return format == Format::kF32;
-    }
-  }
+  bool supports(Op op, Format format) const override { return op_takes(op, format); }
 
   Buffer allocate(uint64_t bytes) override {
     use();

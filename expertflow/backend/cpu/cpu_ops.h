@@ -16,10 +16,8 @@ class QuantizedRows {
   /// Safe for different ranges at once.
   void quantize(const Kernels& kernels, int64_t i, int64_t begin, int64_t end, const float* x);
   const QuantizedRow* rows() const { return rows_.data(); }
-  int64_t cols() const { return cols_; }
 
  private:
-  int64_t cols_ = 0;
   TileFormat format_;
   std::vector<int8_t> codes_;
   std::vector<float> scales_, sums_;

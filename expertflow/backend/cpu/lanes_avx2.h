@@ -119,6 +119,19 @@ inline I left(I v, int n) { return _mm256_sll_epi32(v, _mm_cvtsi32_si128(n)); }
 inline I right(I v, int n) { return _mm256_srl_epi32(v, _mm_cvtsi32_si128(n)); }
 inline I right_signed(I v, int n) { return _mm256_sra_epi32(v, _mm_cvtsi32_si128(n)); }
 inline I less(I v, int n) { return _mm256_sub_epi32(v, _mm256_set1_epi32(n)); }
+inline I flip_signs(I bytes) { return _mm256_xor_si256(bytes, _mm256_set1_epi8(char(-128))); }
+inline I add_16(I a, I b) { return _mm256_add_epi16(a, b); }
+inline I add_32(I a, I b) { return _mm256_add_epi32(a, b); }
+inline I add_pairs(I v) { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
+// Products with unsigned codes, or with signed ones as magnitudes whose signs go to the activations.
+struct SignedCodes {
+  explicit SignedCodes(I v) : codes(v) {}
+  I codes;
+};
+inline I pairs(I codes, I x) { return _mm256_maddubs_epi16(codes, x); }
+inline I pairs(const SignedCodes& c, I x) {
+  return _mm256_maddubs_epi16(_mm256_abs_epi8(c.codes), _mm256_sign_epi8(x, c.codes));
+}
 inline I lookup(const signed char* table, I codes) {
   const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), codes);

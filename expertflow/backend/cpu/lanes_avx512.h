@@ -117,6 +117,20 @@ inline I left(I v, int n) { return _mm512_sll_epi32(v, _mm_cvtsi32_si128(n)); }
 inline I right(I v, int n) { return _mm512_srl_epi32(v, _mm_cvtsi32_si128(n)); }
 inline I right_signed(I v, int n) { return _mm512_sra_epi32(v, _mm_cvtsi32_si128(n)); }
 inline I less(I v, int n) { return _mm512_sub_epi32(v, _mm512_set1_epi32(n)); }
+inline I flip_signs(I bytes) { return _mm512_xor_si512(bytes, _mm512_set1_epi8(char(-128))); }
+inline I add_16(I a, I b) { return _mm512_add_epi16(a, b); }
+inline I add_32(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I add_pairs(I v) { return _mm512_madd_epi16(v, _mm512_set1_epi16(1)); }
+// Products with unsigned codes, or with signed ones as magnitudes whose signs go to the activations.
+struct SignedCodes {
+  explicit SignedCodes(I v) : magnitude(_mm512_abs_epi8(v)), negative(_mm512_movepi8_mask(v)) {}
+  I magnitude;
+  __mmask64 negative;
+};
+inline I pairs(I codes, I x) { return _mm512_maddubs_epi16(codes, x); }
+inline I pairs(const SignedCodes& c, I x) {
+  return _mm512_maddubs_epi16(c.magnitude, _mm512_mask_sub_epi8(x, c.negative, _mm512_setzero_si512(), x));
+}
 inline I lookup(const signed char* table, I codes) {
   const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), codes);

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "expertflow/backend/cpu/cpu_ops.h"
+#include "expertflow/base/align.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/quant/tiles.h"
 
@@ -18,13 +19,13 @@ constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kPassElements = 384 << 10;
 // Most elements quantised at once.
 constexpr int64_t kQuantizedElements = 4 << 20;
+// So few rows of x that reading the weights decides: long runs, nothing converted beforehand.
+constexpr int64_t kFewRows = 4;
 // Rows of x that are scaled at once for kF8E4M3.
 constexpr int64_t kScaledRows = 16;
 constexpr int64_t kMinTileRows = 4, kMaxTileRows = 32;
 // Less work than this (multiply-adds) is not worth handing to another thread.
 constexpr int64_t kTaskWork = 64 << 10;
-
-int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 int64_t tile_rows(int64_t cols) {
   const int64_t fit = kTileBytes / (std::max<int64_t>(1, cols) * 4) / kMinTileRows * kMinTileRows;
@@ -45,19 +46,10 @@ int direct_scalar(Format format) {
   }
 }
 
-// kF8E4M3: factors of 128 x 128 blocks, as dequantize_row applies them.
-void apply_scales(const MatrixView& w, int64_t row, float* out) {
-  constexpr int64_t kBlock = 128;
-  const float* scales = w.scales + row / kBlock * ((w.cols + kBlock - 1) / kBlock);
-  for (int64_t c = 0; c < w.cols; c += kBlock, ++scales)
-    for (int64_t i = c; i < std::min(w.cols, c + kBlock); ++i) out[i] *= *scales;
-}
-
 void dequantize(const Kernels& kernels, const MatrixView& w, int64_t row, float* out) {
   const DequantizeFn fast = kernels.dequantize ? kernels.dequantize[int(w.format)] : nullptr;
   if (!fast) return dequantize_row(w, row, out);
   fast(w.data + uint64_t(row) * row_bytes(w.format, w.cols), out, w.cols);
-  if (w.format == Format::kF8E4M3 && w.scales) apply_scales(w, row, out);
 }
 
 }  // namespace
@@ -88,16 +80,11 @@ void matmul_tiles(const TileFormat& format, const MatrixView& w, int64_t begin, 
   }
 }
 
-}  // namespace
-
-namespace {
-
 // kF8E4M3: x takes the block scales of 128 rows of weights, so that these are multiplied as they are.
 void matmul_f8(const Kernels& kernels, const MatrixView& w, int64_t begin, int64_t end, const float* bias,
                const RowPointers& rows, int64_t out_begin, float* scratch) {
   constexpr int64_t kBlock = 128;
   constexpr float kCodeUnit = 256.f;  // kernels.h: codes count as 2^-8 of what they are
-  constexpr int64_t kFewRows = 4;     // more of them are worth converting a tile for
   const bool convert = rows.rows > kFewRows;
   const int64_t step = convert ? tile_rows(w.cols) : kBlock;
   const float* x[kScaledRows];
@@ -151,7 +138,7 @@ uint64_t quantized_scratch_bytes() {
 
 void QuantizedRows::reserve(int64_t n, int64_t cols, const TileFormat& format) {
   EF_DCHECK(cols % 32 == 0);
-  cols_ = cols, format_ = format;
+  format_ = format;
   const auto grow = [](auto& v, int64_t size) {
     if (int64_t(v.size()) < size) v.resize(size_t(size));
     return v.data();
@@ -227,13 +214,14 @@ int64_t matmul_grain(const MatrixView& w, int64_t n, int64_t rows, int threads) 
   const int64_t share = round_up(std::max<int64_t>(1, n / (4 * std::max(1, threads))), unit);
   // With few rows memory decides, and long runs of it are read fastest; with many, weights stay in a cache between
   // them.
-  constexpr int64_t kFewRows = 4;
   const int64_t most = rows <= kFewRows ? n : std::max(least, 8 * tile_rows(w.cols));
   return std::clamp(share, std::min(least, most), most);
 }
 
-// One pass of linear() over rows [first, first + rows.rows).
-static void linear_rows(const Context& c, const LinearArgs& a, RowPointers rows) {
+namespace {
+
+// One pass of linear() over rows that may be quantised at once.
+void linear_rows(const Context& c, const LinearArgs& a, RowPointers rows) {
   const int64_t grain = matmul_grain(a.w, a.w.rows, rows.rows, c.pool.size());
   if (const TileFormat* format = tile_format(c.kernels, a.w)) {
     QuantizedRows& quantized = c.scratch.quantized(0);
@@ -247,6 +235,8 @@ static void linear_rows(const Context& c, const LinearArgs& a, RowPointers rows)
     matmul_rows(c.kernels, a.w, begin, end, a.bias, rows, begin, c.scratch.floats(worker, matmul_scratch(a.w)));
   });
 }
+
+}  // namespace
 
 void linear(const Context& c, const LinearArgs& a) {
   if (a.rows <= 0) return;

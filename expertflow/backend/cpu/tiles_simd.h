@@ -1,7 +1,7 @@
 // Products of weights in tiles (quant/tiles.h) with activations in 8 bits: a lane is a row of weights, so nothing is
 // added across lanes. Included like kernels_simd.h, which says what may stand here; needs of the instruction set, over
 // kLanes 32-bit integers: I, load_words, act, all_of, both, either, left, right, lookup, to_float, load_f16, load_u8,
-// Sums<T>, and kTileRowBlock, the most rows of x whose sums fit the registers.
+// Sums<T> (sums_pairs.h or sums_dot.h), and kTileRowBlock, the most rows of x whose sums fit the registers.
 #pragma once
 #include "expertflow/quant/formats.h"
 #include "expertflow/quant/iq4_nl.h"
@@ -27,13 +27,19 @@ constexpr int kTileLanes = 16;  // kTileRows of quant/tiles.h
 template <int kWords, int kWidth>
 struct Plane {
   const std::byte* at = nullptr;
-  // Moves past this plane.
-  static const std::byte* take(Plane& plane, const std::byte* p, int64_t blocks, int lane) {
-    plane.at = p + lane * kWidth;
+  // Returns what lies behind this plane.
+  const std::byte* take(const std::byte* p, int64_t blocks, int lane) {
+    at = p + lane * kWidth;
     return p + blocks * kWords * kWidth * kTileLanes;
   }
   const std::byte* word(int64_t block, int64_t i) const { return at + (block * kWords + i) * kWidth * kTileLanes; }
 };
+
+// The planes of a tile in their order, quant/tiles.cpp's.
+template <class... Planes>
+void take_planes(const std::byte* p, int64_t blocks, int lane, Planes&... planes) {
+  ((p = planes.take(p, blocks, lane)), ...);
+}
 
 inline I low_nibble_bytes(I v) { return both(v, all_of(0x0f0f0f0f)); }
 inline I high_nibble_bytes(I v) { return both(right(v, 4), all_of(0x0f0f0f0f)); }
@@ -54,10 +60,7 @@ struct Traits {
 };
 
 struct TileQ8_0 : Traits<BlockQ8_0, 32, 1, 128, 255, false, true> {
-  TileQ8_0(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    d.take(d, p, blocks, lane);
-  }
+  TileQ8_0(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, d); }
   void block(int64_t b) { at = b; }
   I codes(int, int, int w) const { return load_words(qs.word(at, w)); }
   V scale(int, int) const { return load_f16(d.word(at, 0)); }
@@ -78,10 +81,7 @@ inline I fifth_bit(const Plane<1, 4>& qh, int64_t b, int w) {
 }
 
 struct TileQ4_0 : Traits<BlockQ4_0, 32, 1, 8, 15> {
-  TileQ4_0(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    d.take(d, p, blocks, lane);
-  }
+  TileQ4_0(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, d); }
   void block(int64_t b) { at = b; }
   I codes(int, int, int w) const { return nibble_word(qs, at, w); }
   V scale(int, int) const { return load_f16(d.word(at, 0)); }
@@ -91,10 +91,7 @@ struct TileQ4_0 : Traits<BlockQ4_0, 32, 1, 8, 15> {
 };
 
 struct TileQ4_1 : Traits<BlockQ4_1, 32, 1, 0, 15, true> {
-  TileQ4_1(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    dm.take(dm, p, blocks, lane);
-  }
+  TileQ4_1(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, dm); }
   void block(int64_t b) { at = b; }
   I codes(int, int, int w) const { return nibble_word(qs, at, w); }
   V scale(int, int) const { return load_f16(dm.word(at, 0)); }
@@ -105,11 +102,7 @@ struct TileQ4_1 : Traits<BlockQ4_1, 32, 1, 0, 15, true> {
 };
 
 struct TileQ5_0 : Traits<BlockQ5_0, 32, 1, 16, 31> {
-  TileQ5_0(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    p = qh.take(qh, p, blocks, lane);
-    d.take(d, p, blocks, lane);
-  }
+  TileQ5_0(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, qh, d); }
   void block(int64_t b) { at = b; }
   I codes(int, int, int w) const { return either(nibble_word(qs, at, w), fifth_bit(qh, at, w)); }
   V scale(int, int) const { return load_f16(d.word(at, 0)); }
@@ -120,11 +113,7 @@ struct TileQ5_0 : Traits<BlockQ5_0, 32, 1, 16, 31> {
 };
 
 struct TileQ5_1 : Traits<BlockQ5_1, 32, 1, 0, 31, true> {
-  TileQ5_1(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    p = qh.take(qh, p, blocks, lane);
-    dm.take(dm, p, blocks, lane);
-  }
+  TileQ5_1(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, qh, dm); }
   void block(int64_t b) { at = b; }
   I codes(int, int, int w) const { return either(nibble_word(qs, at, w), fifth_bit(qh, at, w)); }
   V scale(int, int) const { return load_f16(dm.word(at, 0)); }
@@ -136,10 +125,7 @@ struct TileQ5_1 : Traits<BlockQ5_1, 32, 1, 0, 31, true> {
 };
 
 struct TileIQ4_NL : Traits<BlockIQ4_NL, 32, 1, 128, 255, false, true> {
-  TileIQ4_NL(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    d.take(d, p, blocks, lane);
-  }
+  TileIQ4_NL(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, d); }
   void block(int64_t b) { at = b; }
   I codes(int, int, int w) const { return lookup(kIQ4Values, nibble_word(qs, at, w)); }
   V scale(int, int) const { return load_f16(d.word(at, 0)); }
@@ -149,10 +135,7 @@ struct TileIQ4_NL : Traits<BlockIQ4_NL, 32, 1, 128, 255, false, true> {
 };
 
 struct TileMXFP4 : Traits<BlockMXFP4, 32, 1, 128, 255, false, true> {
-  TileMXFP4(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    e.take(e, p, blocks, lane);
-  }
+  TileMXFP4(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, e); }
   void block(int64_t b) { at = b; }
   I codes(int, int, int w) const { return lookup(kE2M1Doubled, nibble_word(qs, at, w)); }
   // 2^(e - 128), the reference's e8m0_half_to_f32.
@@ -163,11 +146,7 @@ struct TileMXFP4 : Traits<BlockMXFP4, 32, 1, 128, 255, false, true> {
 };
 
 struct TileIQ4_XS : Traits<BlockIQ4_XS, 32, 8, 128, 255, false, true> {
-  TileIQ4_XS(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    p = low.take(low, p, blocks, lane);
-    d_high.take(d_high, p, blocks, lane);
-  }
+  TileIQ4_XS(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, low, d_high); }
   void block(int64_t b) {
     at = b;
     d = load_f16(d_high.word(b, 0));
@@ -210,11 +189,7 @@ struct KScaleWords {
 };
 
 struct TileQ4_K : Traits<BlockQ4_K, 32, 4, 0, 15, true> {
-  TileQ4_K(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    p = scales.take(scales, p, blocks, lane);
-    halves.take(halves, p, blocks, lane);
-  }
+  TileQ4_K(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, scales, halves); }
   void block(int64_t b) {
     at = b;
     k.load(scales, halves, b);
@@ -233,12 +208,7 @@ struct TileQ4_K : Traits<BlockQ4_K, 32, 4, 0, 15, true> {
 };
 
 struct TileQ5_K : Traits<BlockQ5_K, 32, 4, 0, 31, true> {
-  TileQ5_K(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    p = qh.take(qh, p, blocks, lane);
-    p = scales.take(scales, p, blocks, lane);
-    halves.take(halves, p, blocks, lane);
-  }
+  TileQ5_K(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, qh, scales, halves); }
   void block(int64_t b) {
     at = b;
     k.load(scales, halves, b);
@@ -259,12 +229,7 @@ struct TileQ5_K : Traits<BlockQ5_K, 32, 4, 0, 31, true> {
 };
 
 struct TileQ6_K : Traits<BlockQ6_K, 16, 2, 32, 63> {
-  TileQ6_K(const std::byte* p, int64_t blocks, int lane) {
-    p = ql.take(ql, p, blocks, lane);
-    p = qh.take(qh, p, blocks, lane);
-    p = scales.take(scales, p, blocks, lane);
-    halves.take(halves, p, blocks, lane);
-  }
+  TileQ6_K(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, ql, qh, scales, halves); }
   void block(int64_t b) {
     at = b;
     d = load_f16(halves.word(b, 0));
@@ -294,11 +259,7 @@ inline I bit_pair_bytes(const Plane<16, 4>& qs, int64_t b, int c, int g, int w) 
 }
 
 struct TileQ2_K : Traits<BlockQ2_K, 16, 2, 0, 3, true> {
-  TileQ2_K(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    p = scales.take(scales, p, blocks, lane);
-    halves.take(halves, p, blocks, lane);
-  }
+  TileQ2_K(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, scales, halves); }
   void block(int64_t b) {
     at = b;
     d = load_f16(halves.word(b, 0));
@@ -316,12 +277,7 @@ struct TileQ2_K : Traits<BlockQ2_K, 16, 2, 0, 3, true> {
 };
 
 struct TileQ3_K : Traits<BlockQ3_K, 16, 2, 4, 7> {
-  TileQ3_K(const std::byte* p, int64_t blocks, int lane) {
-    p = qs.take(qs, p, blocks, lane);
-    p = hmask.take(hmask, p, blocks, lane);
-    p = scales.take(scales, p, blocks, lane);
-    halves.take(halves, p, blocks, lane);
-  }
+  TileQ3_K(const std::byte* p, int64_t blocks, int lane) { take_planes(p, blocks, lane, qs, hmask, scales, halves); }
   void block(int64_t b) {
     at = b;
     d = load_f16(halves.word(b, 0));

@@ -207,7 +207,7 @@ GgufPlan plan_gguf(const SourceModel& source, const std::string& tokenizer_pre) 
   const ConversionFamily* family = find_family(source.arch->name);
   EF_CHECK(family, ModelError, "{}: {}: GGUF has no form of this architecture that llama.cpp knows", where,
            source.arch->name);
-  try {
+  return naming_source(where, [&] {
     GgufPlan plan;
     std::filesystem::path folder = std::filesystem::absolute(source.checkpoint.path).lexically_normal();
     if (!folder.has_filename()) folder = folder.parent_path();
@@ -226,13 +226,7 @@ GgufPlan plan_gguf(const SourceModel& source, const std::string& tokenizer_pre) 
     bind(read_as, config, planned);
     add_notes(source, *family, plan);
     return plan;
-  } catch (const ModelError& error) {
-    const std::string text = error.what();
-    fail<ModelError>("{}", text.starts_with(where) ? text : where + ": " + text);
-  } catch (const nlohmann::json::exception& error) {
-    fail<ModelError>("{}: expected a tokenizer and texts in well-formed JSON and UTF-8, found an error: {}", where,
-                     error.what());
-  }
+  });
 }
 
 }  // namespace ef

@@ -256,7 +256,7 @@ HfPlan plan_hf(const SourceModel& source, std::optional<Format> to, const std::s
   const std::string where = source.checkpoint.path.string();
   const ConversionFamily* family = find_family(source.arch->name);
   EF_CHECK(family, ModelError, "{}: {}: this architecture cannot be converted", where, source.arch->name);
-  try {
+  return naming_source(where, [&] {
     HfPlan plan;
     HfPlanner planner(source, *family, to);
     plan.tensors = planner.run();
@@ -278,13 +278,7 @@ HfPlan plan_hf(const SourceModel& source, std::optional<Format> to, const std::s
       plan.notes.push_back(fmt::format("{} tensors that the model does not use are left out, such as {}",
                                        source.binding.skipped.size(), source.binding.skipped.front()));
     return plan;
-  } catch (const ModelError& error) {
-    const std::string text = error.what();
-    fail<ModelError>("{}", text.starts_with(where) ? text : where + ": " + text);
-  } catch (const nlohmann::json::exception& error) {
-    fail<ModelError>("{}: expected a tokenizer and texts in well-formed JSON and UTF-8, found an error: {}", where,
-                     error.what());
-  }
+  });
 }
 
 }  // namespace ef

@@ -1,9 +1,11 @@
 // What a conversion writes: header and tensors, each with the places that its numbers come from.
 #pragma once
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "expertflow/base/errors.h"
 #include "expertflow/convert/row_source.h"
 #include "expertflow/model/arch.h"
 #include "expertflow/model/binding.h"
@@ -53,6 +55,21 @@ GgufPlan plan_gguf(const SourceModel& source, const std::string& tokenizer_pre =
 /// to: the format of all tensors; none: that of the source, MXFP4 experts in gpt-oss's own layout. ModelError: a part
 /// cannot be written (named), or a block format without `to`.
 HfPlan plan_hf(const SourceModel& source, std::optional<Format> to, const std::string& tokenizer_pre = {});
+
+/// Runs `plan` so that an error names the source: a ModelError in front of its text unless it is there, and malformed
+/// JSON or UTF-8 of tokenizer and texts as a ModelError.
+template <class F>
+auto naming_source(const std::string& source, const F& plan) {
+  try {
+    return plan();
+  } catch (const ModelError& error) {
+    const std::string text = error.what();
+    fail<ModelError>("{}", text.starts_with(source) ? text : source + ": " + text);
+  } catch (const nlohmann::json::exception& error) {
+    fail<ModelError>("{}: expected a tokenizer and texts in well-formed JSON and UTF-8, found an error: {}", source,
+                     error.what());
+  }
+}
 
 /// ModelError unless the two say the same model; `target` names the file kind in the message.
 void require_same_model(const Config& source, const Config& result, std::string_view target);

@@ -75,28 +75,16 @@ int available_processors() {
   return within_quota(processors.empty() ? int(std::thread::hardware_concurrency()) : int(processors.size()));
 }
 
-std::vector<int> processors_by_core() {
+Topology read_topology() {
   auto all = known_processors();
+  const auto cores = std::count_if(all.begin(), all.end(), [](const Processor& p) { return p.turn == 0; });
   std::stable_sort(all.begin(), all.end(), [](const Processor& a, const Processor& b) {
     return a.turn != b.turn ? a.turn < b.turn : a.kind > b.kind;
   });
-  std::vector<int> numbers;
-  for (const Processor& p : all) numbers.push_back(p.number);
-  return numbers;
-}
-
-int default_threads() {
-  const auto all = known_processors();
-  const auto cores = std::count_if(all.begin(), all.end(), [](const Processor& p) { return p.turn == 0; });
-  return cores > 0 ? within_quota(int(cores)) : available_processors();
-}
-
-const char* topology_source() {
-#ifdef EF_WITH_HWLOC
-  return "hwloc";
-#else
-  return "none";
-#endif
+  Topology topology;
+  for (const Processor& p : all) topology.processors.push_back(p.number);
+  topology.threads = cores > 0 ? within_quota(int(cores)) : available_processors();
+  return topology;
 }
 
 }  // namespace ef

@@ -60,10 +60,10 @@ void check(const EngineOptions& o) {
 std::unique_ptr<ThreadPool> make_pool(const EngineOptions& o) {
   EF_CHECK(o.pin_threads == "auto" || o.pin_threads == "on" || o.pin_threads == "off", ConfigError,
            "pin-threads: expected auto, on or off, found \"{}\"", o.pin_threads);
-  const int threads = o.threads > 0 ? o.threads : default_threads();
-  std::vector<int> processors;
-  if (o.pin_threads != "off") processors = processors_by_core();
-  if (o.pin_threads == "auto" && threads > default_threads()) processors.clear();
+  Topology topology = read_topology();
+  std::vector<int>& processors = topology.processors;
+  const int threads = o.threads > 0 ? o.threads : topology.threads;
+  if (o.pin_threads == "off" || (o.pin_threads == "auto" && threads > topology.threads)) processors.clear();
   EF_CHECK(o.pin_threads != "on" || size_t(threads) <= processors.size(), ConfigError,
            "pin-threads: {} threads cannot be bound to {} processors", threads, processors.size());
   return std::make_unique<ThreadPool>(threads, processors);

@@ -53,7 +53,7 @@ TEST(ThreadPool, ManyShortLoopsLoseNothing) {
 }
 
 TEST(ThreadPool, BindsItsThreads) {
-  const auto processors = processors_by_core();
+  const auto processors = read_topology().processors;
   ASSERT_FALSE(processors.empty());
   EXPECT_GE(processors.size(), size_t(default_threads()));
   const std::vector<int> last = {processors.back(), processors.back()};

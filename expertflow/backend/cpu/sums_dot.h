@@ -1,5 +1,5 @@
-// The integer sums of tiles_simd.h where an instruction adds four products of unsigned codes and signed activations to a
-// lane. Included like kernels_simd.h, after `dot` (sum, codes, activations) and the lanes.
+// The integer sums of tiles_simd.h where an instruction adds four products of unsigned codes and signed activations to
+// a lane. Included like kernels_simd.h, after `dot` (sum, codes, activations) and the lanes.
 #pragma once
 
 namespace ef::cpu {

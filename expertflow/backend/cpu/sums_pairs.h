@@ -1,5 +1,5 @@
-// The integer sums of tiles_simd.h where products of unsigned codes and signed activations are added in pairs to 16 bits.
-// The pairs of a whole group stay there where they fit. Included like kernels_simd.h, after the lanes.
+// The integer sums of tiles_simd.h where products of unsigned codes and signed activations are added in pairs to 16
+// bits. The pairs of a whole group stay there where they fit. Included like kernels_simd.h, after the lanes.
 #pragma once
 
 namespace ef::cpu {

@@ -1,0 +1,58 @@
+// How kernels start. A kernel launched early may begin while the one before it on the stream still runs (compute
+// capability 9.0: programmatic dependent launch): whatever it does before wait_for_earlier() must not touch what
+// earlier kernels write or read, weights alone are safe. Every kernel that is ever launched early calls
+// wait_for_earlier() in all its blocks, else the order of those behind it is lost.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace ef::cuda {
+
+enum class Start : uint8_t { kAfter, kEarly };
+
+struct Shape {
+  dim3 grid, block;
+  size_t shared = 0;  ///< bytes of dynamic shared memory
+  Start start = Start::kAfter;
+};
+
+__device__ inline void wait_for_earlier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_later_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Whether the current device starts kernels early.
+bool starts_early();
+
+#ifndef EF_CUDA_EMULATED
+#define EF_DYNAMIC_SHARED(type, name)                                \
+  extern __shared__ __align__(16) unsigned char ef_dynamic_shared[]; \
+  type* name = reinterpret_cast<type*>(ef_dynamic_shared)
+
+template <class... P, class... A>
+cudaError_t launch(void (*kernel)(P...), const Shape& shape, cudaStream_t stream, A&&... args) {
+  constexpr size_t kWithoutAsking = 48 << 10;
+  if (shape.shared > kWithoutAsking) {
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared));
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid, config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared, config.stream = stream;
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  if (shape.start == Start::kEarly && starts_early()) config.attrs = &early, config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, P(args)...);
+}
+#endif
+
+}  // namespace ef::cuda

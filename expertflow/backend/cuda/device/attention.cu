@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "launch.cuh"
 #include "params.h"
 
 namespace ef::cuda {
@@ -58,7 +59,7 @@ __device__ float* piece_of(const AttentionParams& p, int64_t row, int head, int6
 template <class Number>
 __global__ void __launch_bounds__(kThreads) piece_kernel(const AttentionParams p, int64_t pieces, int chunk) {
   using T = typename Number::T;
-  extern __shared__ float shared[];
+  EF_DYNAMIC_SHARED(float, shared);
   __shared__ int64_t places[kSplit];
   float* q = shared;                            // [chunk, k_dim]
   float* scores = shared + chunk * p.kv.k_dim;  // [chunk, kSplit]
@@ -163,10 +164,9 @@ cudaError_t attention_as(const AttentionParams& p, cudaStream_t stream) {
   while (chunk > 1 && bytes() > kMostBytes) --chunk;
   const int chunks = (per_kv + chunk - 1) / chunk;
   const dim3 grid(unsigned(p.kv.rows), unsigned(p.kv.kv_heads * chunks), unsigned(pieces));
-  piece_kernel<Number><<<grid, kThreads, size_t(bytes()), stream>>>(p, pieces, chunk);
-  if (const cudaError_t error = cudaGetLastError()) return error;
-  join_kernel<<<dim3(unsigned(p.kv.rows), unsigned(p.heads)), 128, 0, stream>>>(p, pieces);
-  return cudaGetLastError();
+  const cudaError_t error = launch(piece_kernel<Number>, {grid, kThreads, size_t(bytes())}, stream, p, pieces, chunk);
+  if (error != cudaSuccess) return error;
+  return launch(join_kernel, {dim3(unsigned(p.kv.rows), unsigned(p.heads)), 128}, stream, p, pieces);
 }
 
 }  // namespace
@@ -176,12 +176,11 @@ int64_t attention_scratch_floats(int64_t rows, int heads, int v_dim, int64_t rea
 }
 
 cudaError_t store_kv(const KvParams& kv, const float* k, const float* v, cudaStream_t stream) {
-  const unsigned rows = unsigned(kv.rows);
-  if (rows == 0) return cudaSuccess;
-  if (kv.type == 0) store_kernel<Number32><<<rows, kThreads, 0, stream>>>(kv, k, v);
-  if (kv.type == 1) store_kernel<Number16><<<rows, kThreads, 0, stream>>>(kv, k, v);
-  if (kv.type == 2) store_kernel<NumberB16><<<rows, kThreads, 0, stream>>>(kv, k, v);
-  return cudaGetLastError();
+  if (kv.rows <= 0) return cudaSuccess;
+  const auto kernel = kv.type == 0   ? store_kernel<Number32>
+                      : kv.type == 1 ? store_kernel<Number16>
+                                     : store_kernel<NumberB16>;
+  return launch(kernel, {unsigned(kv.rows), kThreads}, stream, kv, k, v);
 }
 
 cudaError_t attention(const AttentionParams& p, cudaStream_t stream) {

@@ -1,5 +1,6 @@
 // Embedding, norms, rotary embedding, and the simple loops.
 #include "formats.cuh"
+#include "launch.cuh"
 
 namespace ef::cuda {
 namespace {
@@ -19,8 +20,7 @@ __global__ void loop_kernel(int64_t n, F f) {
 template <class F>
 cudaError_t loop(int64_t n, cudaStream_t stream, F f) {
   if (n <= 0) return cudaSuccess;
-  loop_kernel<<<blocks_for(n), kThreads, 0, stream>>>(n, f);
-  return cudaGetLastError();
+  return launch(loop_kernel<F>, {blocks_for(n), kThreads}, stream, n, f);
 }
 
 template <class F>
@@ -153,11 +153,8 @@ cudaError_t norm(const NormParams& p, cudaStream_t stream) {
   if (p.rows <= 0) return cudaSuccess;
   constexpr int64_t kMostBlocks = 1 << 20, kShort = 256;
   const unsigned blocks = unsigned(min(p.rows, kMostBlocks));
-  if (p.width <= kShort)
-    norm_kernel<32><<<blocks, 32, 0, stream>>>(p);
-  else
-    norm_kernel<kThreads><<<blocks, kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return p.width <= kShort ? launch(norm_kernel<32>, {blocks, 32}, stream, p)
+                           : launch(norm_kernel<kThreads>, {blocks, kThreads}, stream, p);
 }
 
 cudaError_t rope(const RopeParams& p, cudaStream_t stream) {

@@ -3,6 +3,7 @@
 // joins the lanes. That order depends on the width alone, so a row's bits are the same in any company.
 #pragma once
 #include "formats.cuh"
+#include "launch.cuh"
 
 namespace ef::cuda {
 
@@ -131,12 +132,11 @@ cudaError_t launch_matmul(const MatmulParams& p, cudaStream_t stream) {
       part.out += first * kTileRows * p.out_stride;
     }
     const dim3 grid(unsigned((outputs + per_block - 1) / per_block), unsigned(count), unsigned(p.heads));
-    if (one)
-      matmul_kernel<F, 1, 1><<<grid, 32 * kMatmulWarps, 0, stream>>>(part);
-    else
-      matmul_kernel<F, kTileRows, 2><<<grid, 32 * kMatmulWarps, 0, stream>>>(part);
+    const cudaError_t error =
+        launch(one ? matmul_kernel<F, 1, 1> : matmul_kernel<F, kTileRows, 2>, {grid, 32 * kMatmulWarps}, stream, part);
+    if (error != cudaSuccess) return error;
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 cudaError_t matmul_scalar(const MatmulParams&, cudaStream_t);

@@ -1,4 +1,5 @@
 // Expert choice: a warp a row. The rules, and what a NaN does, are those of backend/cpu/router.cpp.
+#include "launch.cuh"
 #include "params.h"
 
 namespace ef::cuda {
@@ -125,7 +126,7 @@ __device__ void sparsemixer(const RouteParams& p, const float* logits, Space& s,
 }
 
 __global__ void route_kernel(const RouteParams p) {
-  extern __shared__ float memory[];
+  EF_DYNAMIC_SHARED(float, memory);
   Space s(p, memory);
   const int lane = threadIdx.x;
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
@@ -164,8 +165,7 @@ uint64_t route_shared_bytes(const RouteParams& p) {
 cudaError_t route(const RouteParams& p, cudaStream_t stream) {
   if (p.rows <= 0) return cudaSuccess;
   constexpr int64_t kMostBlocks = 1 << 20;
-  route_kernel<<<unsigned(min(p.rows, kMostBlocks)), 32, route_shared_bytes(p), stream>>>(p);
-  return cudaGetLastError();
+  return launch(route_kernel, {unsigned(min(p.rows, kMostBlocks)), 32, size_t(route_shared_bytes(p))}, stream, p);
 }
 
 }  // namespace ef::cuda

@@ -97,7 +97,8 @@ cudaError_t routed_matvec(const RoutedParams&, cudaStream_t);
 uint64_t routed_gemm_scratch(const RoutedParams&);
 cudaError_t routed_gemm(const RoutedParams&, cudaStream_t);
 
-/// out[r] = w * x[r] + bias, or add_to[r] += add_scale * that: any number of rows, tensor cores.
+/// out[r] = w * x[r] + bias, or add_to[r] += add_scale * that: any number of rows, tensor cores. Matrices that share
+/// their input go together: x is rounded once, and narrow matrices fill the device.
 struct GemmParams {
   Fmt format = Fmt::kF32;
   Weights w;
@@ -108,7 +109,9 @@ struct GemmParams {
   int64_t out_stride = 0;
   float* add_to = nullptr;  ///< [rows, n], rows out_stride apart
   float add_scale = 1.f;
-  void* scratch = nullptr;
+  int more = 0;  ///< without add_to: up to two matrices more
+  Product also[2];
+  void* scratch = nullptr;  ///< 256-byte aligned
 };
 uint64_t gemm_scratch(const GemmParams&);
 cudaError_t gemm(const GemmParams&, cudaStream_t);

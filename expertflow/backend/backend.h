@@ -40,11 +40,22 @@ class Buffer {
   uint64_t size_ = 0;
 };
 
-/// An ordered queue of work on a device.
+/// An ordered queue of work on a device. What was queued once can be recorded and queued again at little cost, where
+/// the device has a way to do that: same ops, same pointers and numbers; only what the pointers hold may differ.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual void synchronize() = 0;
+  /// Queues what was recorded under the key; false if nothing was.
+  virtual bool replay(uint64_t /*key*/) { return false; }
+  /// From here to end_recording(), queued ops may be recorded under the key; they are carried out in any case. Between
+  /// the two nobody waits for the stream, and nothing is copied from or to the host.
+  virtual void begin_recording(uint64_t /*key*/) {}
+  virtual void end_recording() {}
+  /// Instead of end_recording() after an error: nothing is kept, and whatever was queued is in doubt.
+  virtual void abandon_recording() noexcept {}
+  /// Recordings name memory that is about to go.
+  virtual void forget_recordings() {}
 };
 
 enum class NormKind : uint8_t { kRms, kLayer };
@@ -111,7 +122,8 @@ struct BatchView {
   const int32_t* sequence = nullptr;     ///< [rows] row of block_table
   const int32_t* block_table = nullptr;  ///< [sequences, max_blocks] block ids; -1 for blocks released behind a window
   int max_blocks = 0;
-  int64_t reach = 0;  ///< no row's position is this or more; 0: unknown
+  int64_t reach = 0;          ///< no row's position is this or more; 0: unknown
+  bool one_row_each = false;  ///< known: no two rows are of one sequence
 };
 
 /// Writes keys and values of the batch's rows to their places. k: [rows, kv_heads, k_dim], v: [rows, kv_heads, v_dim]
@@ -212,6 +224,73 @@ struct CombineArgs {
   float* out = nullptr;
 };
 
+// Compositions: what the ops above give one after the other. A backend may do each as a whole, faster, and with sums in
+// another order.
+
+/// One of the products that share their input.
+struct LinearOut {
+  MatrixView w;
+  const float* bias = nullptr;  ///< [w.rows] or null
+  float* out = nullptr;         ///< [rows, w.rows]
+};
+/// norm, then linear of its result for each of outs.
+struct NormLinearArgs {
+  NormArgs norm;
+  std::span<const LinearOut> outs;
+};
+/// add_to += scale * linear; linear.out is scratch.
+struct LinearAddArgs {
+  LinearArgs linear;
+  float* add_to = nullptr;  ///< [rows, w.rows]
+  float scale = 1.f;
+};
+/// out = act(x * gate^T, x * up^T): [rows, gate.rows]. up_out: scratch of that shape.
+struct GatedLinearArgs {
+  MatrixView gate, up;
+  Activation activation;
+  int64_t rows = 0;
+  const float* x = nullptr;
+  float* out = nullptr;
+  float* up_out = nullptr;
+};
+/// norm, the router's product, the choice.
+struct NormRouteArgs {
+  NormArgs norm;
+  MatrixView router;
+  const float* bias = nullptr;  ///< [experts] or null
+  float* logits = nullptr;      ///< [rows, experts]
+  RouterArgs route;             ///< its logits are these
+};
+/// Norms of heads, clipping, rotary embedding, the rows' keys and values to the cache, attention. q, k and v are the
+/// projections, used up by this: [rows, heads, k_dim], [rows, kv_heads, k_dim], [rows, kv_heads, v_dim] or null.
+struct AttendArgs {
+  AttentionArgs attention;  ///< its q is this one
+  float *q = nullptr, *k = nullptr, *v = nullptr;
+  const float *q_norm = nullptr, *k_norm = nullptr;  ///< RMS norms, or null; [k_dim], or of all heads at once
+  bool norm_whole = false;                           ///< the latter
+  float norm_eps = 1e-6f;
+  float clip = 0;  ///< afterwards q, k and v are held to +-clip; 0: not
+  int rotary = 0;  ///< of every head's first dims; 0: none
+  bool interleaved = false;
+  const float *cos = nullptr, *sin = nullptr;  ///< [rows, rotary / 2]
+};
+/// The routed experts of a layer, all in memory, chosen by ids that only the device has seen: out[row] = sum over
+/// ranks, in rank order, of weights[row, rank] * expert(x[row]). With add_to: add_to += add_scale * that instead.
+struct RoutedExpertsArgs {
+  Activation activation;
+  int64_t rows = 0, hidden = 0, ffn = 0;
+  int top_k = 0;
+  const ExpertView* kind = nullptr;  ///< any of the experts: formats and shapes are those of all
+  int experts = 0;
+  const std::byte* table = nullptr;  ///< made by expert_table()
+  const int32_t* ids = nullptr;      ///< [rows, top_k]
+  const float* weights = nullptr;    ///< [rows, top_k]
+  const float* x = nullptr;          ///< [rows, hidden]
+  float* out = nullptr;              ///< [rows, hidden]
+  float* add_to = nullptr;
+  float add_scale = 1.f;
+};
+
 enum class Op : uint8_t {
   kEmbed,
   kNorm,
@@ -256,8 +335,11 @@ class Backend {
   virtual void copy_to_device(void* device, const void* host, uint64_t bytes, Stream& stream) = 0;
   virtual void copy_to_host(void* host, const void* device, uint64_t bytes, Stream& stream) = 0;
 
-  /// out[n, table.cols] = scale * table[ids[i]]; ids are the host's
-  virtual void embed(Stream&, const MatrixView& table, std::span<const TokenId> ids, float scale, float* out) = 0;
+  /// Memory of the host that copies to and from the device are fast with.
+  virtual std::shared_ptr<std::byte> allocate_host(uint64_t bytes);
+
+  /// out[n, table.cols] = scale * table[ids[i]]
+  virtual void embed(Stream&, const MatrixView& table, const TokenId* ids, int64_t n, float scale, float* out) = 0;
   virtual void norm(Stream&, const NormArgs&) = 0;
   virtual void linear(Stream&, const LinearArgs&) = 0;
   virtual void head_linear(Stream&, const HeadLinearArgs&) = 0;
@@ -276,6 +358,18 @@ class Backend {
   /// dst[r * dst_stride + i] = src[r * src_stride + i] for r < rows, i < width (strides in floats)
   virtual void copy_2d(Stream&, float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t width,
                        int64_t rows) = 0;
+
+  // Compositions; composed.cpp makes them of the ops above.
+  virtual void norm_linear(Stream&, const NormLinearArgs&);
+  virtual void linear_add(Stream&, const LinearAddArgs&);
+  virtual void gated_linear(Stream&, const GatedLinearArgs&);
+  virtual void norm_route(Stream&, const NormRouteArgs&);
+  virtual void attend(Stream&, const AttendArgs&);
+  /// Whether routed_experts() can serve experts of this kind; where not, the host has to see the choices (experts()).
+  virtual bool routes_on_device(const ExpertView& /*kind*/) const { return false; }
+  /// What routed_experts() knows a layer's experts by.
+  virtual Buffer expert_table(std::span<const ExpertView>, Stream&);
+  virtual void routed_experts(Stream&, const RoutedExpertsArgs&);
 };
 
 }  // namespace ef

@@ -30,7 +30,7 @@ class Cached final : public CachedExperts {
     close_step();
     if (options_.evict_every_step) cache_.evict_all();
   }
-  void run(LayerId layer, const float* x, const RoutingView& routing, float* out, Stream& stream) override;
+  void run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) override;
   CachedExpertsStats stats() const override { return stats_; }
   void set_forecast(ExpertForecast* forecast) override { forecast_ = forecast; }
 
@@ -89,7 +89,7 @@ class Cached final : public CachedExperts {
   CachedExpertsStats stats_;
 };
 
-void Cached::run(LayerId layer, const float* x, const RoutingView& routing, float* out, Stream& stream) {
+void Cached::run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) {
   if (routing.tokens == 0) return;
   if (step_ == 0) {  // outside of a step: one of its own, which ends even if this throws
     begin_step();
@@ -105,8 +105,9 @@ void Cached::run(LayerId layer, const float* x, const RoutingView& routing, floa
   for (int64_t row = 0; row < routing.tokens; row += block) {
     const int64_t rows = std::min(block, routing.tokens - row), at = row * routing.top_k;
     const RoutingView host{rows, routing.top_k, host_ids_.data() + at, nullptr};
-    run_rows(layer, x + row * config_.hidden, host, routing.weights + at, out + row * config_.hidden, stream);
+    run_rows(layer, x + row * config_.hidden, host, routing.weights + at, out.out + row * config_.hidden, stream);
   }
+  if (out.add_to) backend_.add_scaled(stream, out.add_to, out.out, out.add_scale, routing.tokens * config_.hidden);
 }
 
 void Cached::run_rows(LayerId layer, const float* x, const RoutingView& host, const float* weights, float* out,

@@ -17,43 +17,52 @@ void rope(Site& s, float* x, int heads, int head_dim, int offset) {
   const RopeConfig& r = s.config.rope;
   if (r.kind == RopeKind::kNone || r.rotary_dim == 0) return;
   s.c.backend.rope(s.c.stream, {s.rows(), heads, head_dim, offset, r.rotary_dim, int64_t(heads) * head_dim,
-                                r.interleaved, s.c.state.cos, s.c.state.sin, x});
+                                r.interleaved, s.c.state.inputs.cos, s.c.state.inputs.sin, x});
 }
 
-void qk_norm(Site& s, float* x, const float* weight, int heads) {
-  if (s.config.qk_norm == QkNorm::kNone) return;
-  const bool whole = s.config.qk_norm == QkNorm::kWhole;
-  const int64_t width = whole ? int64_t(heads) * s.config.head_dim : s.config.head_dim;
-  const int64_t rows = whole ? s.rows() : s.rows() * heads;
-  s.c.backend.norm(s.c.stream, {NormKind::kRms, rows, width, s.config.norm_eps, weight, nullptr, x, x});
+// What the projections of a layer attend to; out: state.attn.
+AttendArgs attend_args(Site& s, float* q, float* k, float* v) {
+  AttendArgs a;
+  a.attention = {s.c.kv.view(s.layer),
+                 s.batch,
+                 s.config.heads,
+                 s.config.layers[size_t(s.layer)].window,
+                 s.config.attention_scale,
+                 s.w.sinks,
+                 q,
+                 s.c.state.attn};
+  a.q = q, a.k = k, a.v = v;
+  return a;
 }
 
-void attend(Site& s, const float* q, const float* k, const float* v) {
-  const KvView kv = s.c.kv.view(s.layer);
-  s.c.backend.store_kv(s.c.stream, {kv, s.batch, k, v});
-  s.c.backend.attention(s.c.stream, {kv, s.batch, s.config.heads, s.config.layers[size_t(s.layer)].window,
-                                     s.config.attention_scale, s.w.sinks, q, s.c.state.attn});
+NormArgs block_norm(Site& s) {
+  return {s.config.norm, s.rows(),           s.config.hidden, s.config.norm_eps,
+          s.w.attn_norm, s.w.attn_norm_bias, s.c.state.x,     s.c.state.normed};
 }
 
-// Grouped-query attention; out: state.block_out.
+// state.x += the block's output.
+void project_out(Site& s, const float* heads_out) {
+  State& st = s.c.state;
+  s.c.backend.linear_add(s.c.stream,
+                         {{s.w.o, s.w.o_bias, s.rows(), heads_out, st.block_out}, st.x, s.config.residual_scale});
+}
+
 void grouped_query(Site& s) {
   StepContext& c = s.c;
   State& st = c.state;
   const Config& config = s.config;
-  c.backend.linear(c.stream, {s.w.q, s.w.q_bias, s.rows(), st.normed, st.q});
-  c.backend.linear(c.stream, {s.w.k, s.w.k_bias, s.rows(), st.normed, st.k});
-  c.backend.linear(c.stream, {s.w.v, s.w.v_bias, s.rows(), st.normed, st.v});
-  qk_norm(s, st.q, s.w.q_norm, config.heads);
-  qk_norm(s, st.k, s.w.k_norm, config.kv_heads);
-  if (config.clip_qkv > 0) {
-    c.backend.clamp(c.stream, st.q, -config.clip_qkv, config.clip_qkv, s.rows() * s.w.q.rows);
-    c.backend.clamp(c.stream, st.k, -config.clip_qkv, config.clip_qkv, s.rows() * s.w.k.rows);
-    c.backend.clamp(c.stream, st.v, -config.clip_qkv, config.clip_qkv, s.rows() * s.w.v.rows);
-  }
-  rope(s, st.q, config.heads, config.head_dim, 0);
-  rope(s, st.k, config.kv_heads, config.head_dim, 0);
-  attend(s, st.q, st.k, st.v);
-  c.backend.linear(c.stream, {s.w.o, s.w.o_bias, s.rows(), st.attn, st.block_out});
+  const LinearOut outs[] = {{s.w.q, s.w.q_bias, st.q}, {s.w.k, s.w.k_bias, st.k}, {s.w.v, s.w.v_bias, st.v}};
+  c.backend.norm_linear(c.stream, {block_norm(s), outs});
+  AttendArgs a = attend_args(s, st.q, st.k, st.v);
+  if (config.qk_norm != QkNorm::kNone) a.q_norm = s.w.q_norm, a.k_norm = s.w.k_norm;
+  a.norm_whole = config.qk_norm == QkNorm::kWhole;
+  a.norm_eps = config.norm_eps;
+  a.clip = config.clip_qkv;
+  if (config.rope.kind != RopeKind::kNone) a.rotary = config.rope.rotary_dim;
+  a.interleaved = config.rope.interleaved;
+  a.cos = st.inputs.cos, a.sin = st.inputs.sin;
+  c.backend.attend(c.stream, a);
+  project_out(s, st.attn);
 }
 
 // Multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434, section 2.1): queries are moved into
@@ -66,6 +75,7 @@ void latent(Site& s) {
   const int heads = config.heads;
   const int64_t head_dim = m.nope + m.rope, row = m.kv_lora + m.rope;
 
+  c.backend.norm(c.stream, block_norm(s));
   const float* q_in = st.normed;
   if (m.q_lora > 0) {
     c.backend.linear(c.stream, {s.w.q_a, nullptr, s.rows(), st.normed, st.q_lora});
@@ -87,10 +97,10 @@ void latent(Site& s) {
   c.backend.head_linear(c.stream,
                         {s.w.k_b, s.rows(), heads, st.q, heads * head_dim, head_dim, st.q_latent, heads * row, row});
   c.backend.copy_2d(c.stream, st.q_latent + m.kv_lora, row, st.q + m.nope, head_dim, m.rope, s.rows() * heads);
-  attend(s, st.q_latent, st.k, nullptr);
+  c.backend.attend(c.stream, attend_args(s, st.q_latent, st.k, nullptr));
   c.backend.head_linear(c.stream, {s.w.v_b, s.rows(), heads, st.attn, int64_t(heads) * m.kv_lora, m.kv_lora,
                                    st.heads_out, int64_t(heads) * m.v_dim, m.v_dim});
-  c.backend.linear(c.stream, {s.w.o, s.w.o_bias, s.rows(), st.heads_out, st.block_out});
+  project_out(s, st.heads_out);
 }
 
 }  // namespace
@@ -98,13 +108,10 @@ void latent(Site& s) {
 void attention_block(StepContext& c, LayerId layer, const BatchView& batch) {
   const Config& config = c.model.config;
   Site s{c, config, c.model.weights.layers[size_t(layer)], layer, batch};
-  c.backend.norm(c.stream, {config.norm, batch.rows, config.hidden, config.norm_eps, s.w.attn_norm, s.w.attn_norm_bias,
-                            c.state.x, c.state.normed});
   if (config.latent)
     latent(s);
   else
     grouped_query(s);
-  c.backend.add_scaled(c.stream, c.state.x, c.state.block_out, config.residual_scale, batch.rows * config.hidden);
 }
 
 }  // namespace ef

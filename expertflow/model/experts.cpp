@@ -1,6 +1,10 @@
 #include "expertflow/model/experts.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "expertflow/base/errors.h"
@@ -34,27 +38,121 @@ AssignmentGroups group_assignments(const RoutingView& routing, int experts) {
 
 namespace {
 
+// Fills slots of all layers, several experts at once: one thread neither reads nor copies as fast as the machine can.
+class SlotLoader {
+ public:
+  SlotLoader(const ExpertStore& store, Backend& backend) : store_(store), backend_(backend) {}
+
+  /// slots: of the layer, one after the other.
+  void add(const LayerExperts& layer, std::byte* slots) {
+    for (size_t e = 0; e < layer.count(); ++e)
+      work_.push_back({{layer.layer, ExpertId(e)}, slots + e * layer.layout.bytes, layer.layout.bytes});
+  }
+  void run() {
+    constexpr size_t kMostThreads = 8;
+    const size_t threads =
+        std::min({kMostThreads, size_t(std::max(1u, std::thread::hardware_concurrency())), work_.size()});
+    std::vector<std::thread> pool;
+    for (size_t t = 1; t < threads; ++t) pool.emplace_back([this] { serve(); });
+    serve();
+    for (std::thread& t : pool) t.join();
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  struct Item {
+    ExpertKey key;
+    std::byte* slot;
+    uint64_t bytes;
+  };
+
+  void serve() try {
+    const auto stream = backend_.make_stream();
+    std::vector<std::byte> staging;
+    std::shared_ptr<std::byte> host;
+    uint64_t size = 0;
+    for (size_t i; (i = next_++) < work_.size();) {
+      const Item& item = work_[i];
+      if (backend_.memory_is_host()) {
+        store_.fill(item.key, {item.slot, item.bytes}, staging);
+        continue;
+      }
+      if (size < item.bytes) host = backend_.allocate_host(item.bytes), size = item.bytes;
+      store_.fill(item.key, {host.get(), item.bytes}, staging);
+      backend_.copy_to_device(item.slot, host.get(), item.bytes, *stream);
+      stream->synchronize();
+    }
+  } catch (...) {
+    next_ = work_.size();  // the others stop
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::current_exception();
+  }
+
+  const ExpertStore& store_;
+  Backend& backend_;
+  std::vector<Item> work_;
+  std::atomic<size_t> next_{0};
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
 class AllResident final : public Experts {
  public:
   AllResident(const Config& config, const ExpertStore& store, Backend& backend) : config_(config), backend_(backend) {
-    auto stream = backend.make_stream();
-    std::vector<std::byte> slot, staging;
     layers_.resize(config.layers.size());
-    for (const LayerExperts& layer : store.layers()) load(store, layer, *stream, slot, staging);
+    SlotLoader loader(store, backend);
+    for (const LayerExperts& layer : store.layers()) {
+      place(layer);
+      loader.add(layer, layers_[size_t(layer.layer)].slots.data());
+    }
+    loader.run();
+    const auto stream = backend.make_stream();
+    for (Layer& l : layers_)
+      if (!l.views.empty() && backend.routes_on_device(l.views.front()))
+        l.table = backend.expert_table(l.views, *stream);
+    stream->synchronize();
   }
 
-  void run(LayerId layer, const float* x, const RoutingView& routing, float* out, Stream& stream) override {
+  bool recordable(int64_t) const override {
+    return std::all_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.views.empty() || l.table; });
+  }
+
+  void run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) override {
     const Layer& l = layers_[size_t(layer)];
+    if (l.table)
+      on_device(l, x, routing, out, stream);
+    else
+      by_groups(l, x, routing, out, stream);
+  }
+
+ private:
+  struct Layer {
+    Buffer slots;
+    std::vector<ExpertView> views;
+    Buffer table;  // empty where the host has to see the choices
+  };
+
+  void on_device(const Layer& l, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) {
+    RoutedExpertsArgs a;
+    a.activation = config_.activation;
+    a.rows = routing.tokens, a.hidden = config_.hidden, a.ffn = config_.expert_ffn, a.top_k = routing.top_k;
+    a.kind = &l.views.front(), a.experts = int(l.views.size());
+    a.table = l.table.data();
+    a.ids = routing.ids, a.weights = routing.weights;
+    a.x = x, a.out = out.out, a.add_to = out.add_to, a.add_scale = out.add_scale;
+    backend_.routed_experts(stream, a);
+  }
+
+  void by_groups(const Layer& l, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) {
     const size_t n = size_t(routing.tokens) * size_t(routing.top_k);
     ids_.resize(n);
     backend_.copy_to_host(ids_.data(), routing.ids, n * sizeof(int32_t), stream);
     stream.synchronize();
-    AssignmentGroups groups =
+    const AssignmentGroups groups =
         group_assignments({routing.tokens, routing.top_k, ids_.data(), nullptr}, config_.router.experts);
     std::vector<ExpertGroup> work;
     for (size_t g = 0; g < groups.experts.size(); ++g)
-      work.push_back(
-          {view_slot(l.layout, l.slots.data() + uint64_t(groups.experts[g]) * l.layout.bytes), groups.of(g)});
+      work.push_back({l.views[size_t(groups.experts[g])], groups.of(g)});
     const uint64_t bytes = all_resident_scratch_bytes(config_, routing.tokens);
     if (expert_out_.size() < bytes) {
       expert_out_ = Buffer();
@@ -62,32 +160,20 @@ class AllResident final : public Experts {
     }
     backend_.experts(stream, {config_.activation, config_.hidden, config_.expert_ffn, routing.top_k, work, x,
                               expert_out_.as<float>()});
-    backend_.combine(stream,
-                     {routing.tokens, config_.hidden, routing.top_k, expert_out_.as<float>(), routing.weights, out});
+    backend_.combine(
+        stream, {routing.tokens, config_.hidden, routing.top_k, expert_out_.as<float>(), routing.weights, out.out});
+    if (out.add_to) backend_.add_scaled(stream, out.add_to, out.out, out.add_scale, routing.tokens * config_.hidden);
   }
 
- private:
-  struct Layer {
-    ExpertLayout layout;
-    Buffer slots;
-  };
-
-  void load(const ExpertStore& store, const LayerExperts& layer, Stream& stream, std::vector<std::byte>& slot,
-            std::vector<std::byte>& staging) {
+  void place(const LayerExperts& layer) {
     Layer& l = layers_[size_t(layer.layer)];
-    l.layout = layer.layout;
-    for (const ExpertPart& part : l.layout.parts)
+    for (const ExpertPart& part : layer.layout.parts)
       EF_CHECK(part.role > ExpertRole::kDown || backend_.supports(Op::kExperts, part.format), ModelError,
                "layer {}: backend {} does not compute experts in {}", layer.layer, backend_.name(),
                format_info(part.format).name);
-    const uint64_t bytes = l.layout.bytes;
+    const uint64_t bytes = layer.layout.bytes;
     l.slots = backend_.allocate(bytes * layer.count());
-    slot.resize(bytes);
-    for (size_t e = 0; e < layer.count(); ++e) {
-      store.fill({layer.layer, ExpertId(e)}, slot, staging);
-      backend_.copy_to_device(l.slots.data() + e * bytes, slot.data(), bytes, stream);
-      stream.synchronize();
-    }
+    for (size_t e = 0; e < layer.count(); ++e) l.views.push_back(view_slot(layer.layout, l.slots.data() + e * bytes));
   }
 
   const Config config_;

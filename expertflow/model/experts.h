@@ -20,6 +20,15 @@ struct RoutingView {
   const float* weights = nullptr;
 };
 
+/// Where a layer's result goes: out, [tokens, hidden]. With add_to it is multiplied by add_scale and added there, and
+/// out is scratch.
+struct ExpertsOut {
+  ExpertsOut(float* to, float* add = nullptr, float scale = 1.f) : out(to), add_to(add), add_scale(scale) {}
+  float* out;
+  float* add_to;
+  float add_scale;
+};
+
 class Experts {
  public:
   virtual ~Experts() = default;
@@ -29,12 +38,15 @@ class Experts {
   /// out[tokens, hidden] = sum over ranks, in rank order, of weight * expert(x). x: [tokens, hidden], normalised input
   /// of the block. Results do not depend on where experts were, nor on the order in which they came. Throws DeviceError
   /// if an expert cannot be had; the step then fails and the object stays usable.
-  virtual void run(LayerId layer, const float* x, const RoutingView& routing, float* out, Stream& stream) = 0;
+  virtual void run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out,
+                   Stream& stream) = 0;
+  /// Whether run() leaves the host out, so that a stream can record it. `rows`: of the step.
+  virtual bool recordable(int64_t /*rows*/) const { return false; }
 };
 
 /// Every expert in memory: short, and the oracle for all other implementations.
 std::unique_ptr<Experts> make_all_resident(const Config& config, const ExpertStore& store, Backend& backend);
-/// What it takes beside the experts in steps of `rows` tokens.
+/// What it takes beside the experts in steps of `rows` tokens where the host sees the choices.
 uint64_t all_resident_scratch_bytes(const Config& config, int64_t rows);
 
 /// Groups a layer's assignments by expert: for each distinct expert, ascending id, the assignments (row * top_k + rank)

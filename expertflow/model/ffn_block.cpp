@@ -6,15 +6,19 @@ namespace ef {
 
 namespace {
 
-void dense_ffn(StepContext& c, const MatrixView& gate, const MatrixView& up, const MatrixView& down, int64_t rows,
-               float* out) {
+// Shared experts and dense layers of all families here use plain SwiGLU; the clamped one belongs to gpt-oss, which has
+// neither. The result is left in out, or, if add_to is given, added there.
+struct Dense {
+  const MatrixView &gate, &up, &down;
+};
+void dense_ffn(StepContext& c, const Dense& w, int64_t rows, float* out, float* add_to, float scale) {
   State& st = c.state;
-  c.backend.linear(c.stream, {gate, nullptr, rows, st.normed, st.ffn_gate});
-  c.backend.linear(c.stream, {up, nullptr, rows, st.normed, st.ffn_up});
-  // Shared experts and dense layers of all families here use plain SwiGLU; the clamped one belongs to gpt-oss, which
-  // has neither.
-  c.backend.activation(c.stream, {c.model.config.activation, rows * gate.rows, st.ffn_gate, st.ffn_up, st.ffn_gate});
-  c.backend.linear(c.stream, {down, nullptr, rows, st.ffn_gate, out});
+  c.backend.gated_linear(c.stream, {w.gate, w.up, c.model.config.activation, rows, st.normed, st.ffn_gate, st.ffn_up});
+  const LinearArgs down{w.down, nullptr, rows, st.ffn_gate, out};
+  if (add_to)
+    c.backend.linear_add(c.stream, {down, add_to, scale});
+  else
+    c.backend.linear(c.stream, down);
 }
 
 void observe(StepContext& c, LayerId layer, const RoutingView& routing) {
@@ -35,28 +39,8 @@ void observe(StepContext& c, LayerId layer, const RoutingView& routing) {
   c.observer->on_routing(layer, x.data(), logits.data(), {routing.tokens, routing.top_k, ids.data(), weights.data()});
 }
 
-void moe(StepContext& c, LayerId layer, const LayerWeights& w, int64_t rows) {
-  State& st = c.state;
-  const Config& config = c.model.config;
-  route_rows(config, w, c.backend, c.stream, {rows, st.normed, st.router_logits, st.router_ids, st.router_weights});
-  const RoutingView routing{rows, config.router.top_k, st.router_ids, st.router_weights};
-  if (c.observer) observe(c, layer, routing);
-  c.experts.run(layer, st.normed, routing, st.block_out, c.stream);
-  if (config.shared_ffn == 0) return;
-  dense_ffn(c, w.shared_gate, w.shared_up, w.shared_down, rows, st.shared_out);
-  if (config.shared_gate) {
-    c.backend.linear(c.stream, {w.shared_expert_gate, nullptr, rows, st.normed, st.shared_scale});
-    c.backend.gated_add(c.stream, st.block_out, st.shared_out, st.shared_scale, rows, config.hidden);
-  } else {
-    c.backend.add_scaled(c.stream, st.block_out, st.shared_out, 1.f, rows * config.hidden);
-  }
-}
-
-}  // namespace
-
-void route_rows(const Config& config, const LayerWeights& layer, Backend& backend, Stream& stream, const RouteRows& r) {
+RouterArgs router_args(const Config& config, const LayerWeights& layer, const RouteRows& r) {
   const RouterConfig& router = config.router;
-  backend.linear(stream, {layer.router, layer.router_bias, r.rows, r.normed, r.logits});
   RouterArgs args;
   args.score = router.score;
   args.rows = r.rows;
@@ -66,19 +50,53 @@ void route_rows(const Config& config, const LayerWeights& layer, Backend& backen
   args.renormalise = router.renormalise, args.renormalise_eps = router.renormalise_eps, args.scale = router.scale;
   args.jitter_eps = router.jitter_eps;
   args.ids = r.ids, args.weights = r.weights;
-  backend.route(stream, args);
+  return args;
+}
+
+NormArgs block_norm(const Config& config, const LayerWeights& w, const State& st, int64_t rows) {
+  return {config.norm, rows, config.hidden, config.norm_eps, w.ffn_norm, w.ffn_norm_bias, st.x, st.normed};
+}
+
+void moe(StepContext& c, LayerId layer, const LayerWeights& w, int64_t rows) {
+  State& st = c.state;
+  const Config& config = c.model.config;
+  const RouteRows r{rows, st.normed, st.router_logits, st.router_ids, st.router_weights};
+  c.backend.norm_route(c.stream, {block_norm(config, w, st, rows), w.router, w.router_bias, st.router_logits,
+                                  router_args(config, w, r)});
+  const RoutingView routing{rows, config.router.top_k, st.router_ids, st.router_weights};
+  if (c.observer) observe(c, layer, routing);
+  if (config.shared_ffn == 0) {
+    c.experts.run(layer, st.normed, routing, {st.block_out, st.x, config.residual_scale}, c.stream);
+    return;
+  }
+  c.experts.run(layer, st.normed, routing, st.block_out, c.stream);
+  const Dense shared{w.shared_gate, w.shared_up, w.shared_down};
+  if (config.shared_gate) {
+    dense_ffn(c, shared, rows, st.shared_out, nullptr, 0);
+    c.backend.linear(c.stream, {w.shared_expert_gate, nullptr, rows, st.normed, st.shared_scale});
+    c.backend.gated_add(c.stream, st.block_out, st.shared_out, st.shared_scale, rows, config.hidden);
+  } else {
+    dense_ffn(c, shared, rows, st.shared_out, st.block_out, 1.f);
+  }
+  c.backend.add_scaled(c.stream, st.x, st.block_out, config.residual_scale, rows * config.hidden);
+}
+
+}  // namespace
+
+void route_rows(const Config& config, const LayerWeights& layer, Backend& backend, Stream& stream, const RouteRows& r) {
+  backend.linear(stream, {layer.router, layer.router_bias, r.rows, r.normed, r.logits});
+  backend.route(stream, router_args(config, layer, r));
 }
 
 void ffn_block(StepContext& c, LayerId layer, int64_t rows) {
   const Config& config = c.model.config;
   const LayerWeights& w = c.model.weights.layers[size_t(layer)];
-  c.backend.norm(c.stream, {config.norm, rows, config.hidden, config.norm_eps, w.ffn_norm, w.ffn_norm_bias, c.state.x,
-                            c.state.normed});
-  if (config.layers[size_t(layer)].sparse)
+  if (config.layers[size_t(layer)].sparse) {
     moe(c, layer, w, rows);
-  else
-    dense_ffn(c, w.dense_gate, w.dense_up, w.dense_down, rows, c.state.block_out);
-  c.backend.add_scaled(c.stream, c.state.x, c.state.block_out, config.residual_scale, rows * config.hidden);
+    return;
+  }
+  c.backend.norm(c.stream, block_norm(config, w, c.state, rows));
+  dense_ffn(c, {w.dense_gate, w.dense_up, w.dense_down}, rows, c.state.block_out, c.state.x, config.residual_scale);
 }
 
 }  // namespace ef

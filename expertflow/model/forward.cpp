@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "expertflow/base/errors.h"
 #include "expertflow/model/blocks.h"
@@ -23,11 +24,12 @@ int64_t Batch::logit_rows() const {
 
 namespace {
 
-// Host-side description of the rows, copied to the device once a step.
+// Host-side description of the rows.
 struct Rows {
   std::vector<TokenId> tokens;
   std::vector<int32_t> position, sequence, rope_length;
   std::vector<int32_t> logit_rows;
+  bool all_logits() const { return logit_rows.size() == tokens.size(); }
 };
 
 void check(const StepContext& c, const Batch& batch) {
@@ -81,45 +83,107 @@ void reserve(KvCache& kv, const Batch& batch) {
   }
 }
 
-std::vector<BatchView> group_views(StepContext& c, const Rows& rows) {
-  const int64_t n = int64_t(rows.tokens.size());
+// Positions that a step reaches, as far as its ops are told. Recorded steps serve many lengths, so theirs goes up in
+// steps of about a quarter.
+int64_t reach_of(const Rows& rows, bool recorded) {
   const int64_t reach = *std::max_element(rows.position.begin(), rows.position.end()) + 1;
+  if (!recorded) return reach;
+  constexpr int64_t kLeast = 256;
+  int64_t step = kLeast;
+  while (8 * step <= reach) step *= 2;
+  return (reach + step - 1) / step * step;
+}
+
+std::vector<BatchView> group_views(StepContext& c, const Rows& rows, int64_t reach) {
+  const int64_t n = int64_t(rows.tokens.size());
+  bool one_each = true;  // rows of a sequence are neighbours
+  for (size_t i = 1; i < rows.sequence.size(); ++i) one_each &= rows.sequence[i] != rows.sequence[i - 1];
   std::vector<BatchView> views;
   for (int g = 0; g < c.kv.groups(); ++g)
-    views.push_back(
-        {n, c.state.position, c.state.sequence, c.kv.device_block_table(g, c.stream), c.kv.max_blocks(g), reach});
+    views.push_back({n, c.state.inputs.position, c.state.inputs.sequence, c.kv.device_block_table(g, c.stream),
+                     c.kv.max_blocks(g), reach, one_each});
   return views;
 }
 
-void fill_rope(StepContext& c, const Rows& rows) {
-  if (c.backend.memory_is_host()) {
-    c.rope.fill(rows.position, rows.rope_length, c.state.cos, c.state.sin);
-    return;
-  }
-  const size_t n = rows.position.size() * size_t(c.model.config.rope.rotary_dim / 2);
-  c.state.host_cos.resize(n), c.state.host_sin.resize(n);
-  c.rope.fill(rows.position, rows.rope_length, c.state.host_cos.data(), c.state.host_sin.data());
-  c.backend.copy_to_device(c.state.cos, c.state.host_cos.data(), n * sizeof(float), c.stream);
-  c.backend.copy_to_device(c.state.sin, c.state.host_sin.data(), n * sizeof(float), c.stream);
+void upload(StepContext& c, const Rows& rows) {
+  State& st = c.state;
+  st.place_inputs(int64_t(rows.tokens.size()));
+  std::copy(rows.tokens.begin(), rows.tokens.end(), st.host_inputs.token);
+  std::copy(rows.position.begin(), rows.position.end(), st.host_inputs.position);
+  std::copy(rows.sequence.begin(), rows.sequence.end(), st.host_inputs.sequence);
+  c.rope.fill(rows.position, rows.rope_length, st.host_inputs.cos, st.host_inputs.sin);
+  if (!c.backend.memory_is_host())
+    c.backend.copy_to_device(st.inputs.token, st.host_inputs.token, st.inputs.bytes, c.stream);
 }
 
-std::span<const float> head(StepContext& c, const Rows& rows) {
+void head(StepContext& c, const Rows& rows) {
   const Config& config = c.model.config;
   const Weights& w = c.model.weights;
   const int64_t n = int64_t(rows.logit_rows.size());
-  if (n == 0) return {};
-  for (int64_t i = 0; i < n; ++i)
-    c.backend.copy_2d(c.stream, c.state.gathered + i * config.hidden, config.hidden,
-                      c.state.x + rows.logit_rows[size_t(i)] * int64_t(config.hidden), config.hidden, config.hidden, 1);
-  c.backend.norm(c.stream, {config.norm, n, config.hidden, config.norm_eps, w.final_norm, w.final_norm_bias,
-                            c.state.gathered, c.state.gathered});
-  c.backend.linear(c.stream, {w.head, w.head_bias, n, c.state.gathered, c.state.logits});
+  if (n == 0) return;
+  const float* x = c.state.x;
+  if (!rows.all_logits()) {
+    x = c.state.gathered;
+    for (int64_t i = 0; i < n; ++i)
+      c.backend.copy_2d(c.stream, c.state.gathered + i * config.hidden, config.hidden,
+                        c.state.x + rows.logit_rows[size_t(i)] * int64_t(config.hidden), config.hidden, config.hidden,
+                        1);
+  }
+  const LinearOut out[] = {{w.head, w.head_bias, c.state.logits}};
+  c.backend.norm_linear(
+      c.stream,
+      {{config.norm, n, config.hidden, config.norm_eps, w.final_norm, w.final_norm_bias, x, c.state.gathered}, out});
   if (config.logit_scale != 1.f) c.backend.scale(c.stream, c.state.logits, config.logit_scale, n * config.vocab);
-  const size_t count = size_t(n * config.vocab);
-  if (c.backend.memory_is_host()) return {c.state.logits, count};
-  c.state.host_logits.resize(count);
-  c.backend.copy_to_host(c.state.host_logits.data(), c.state.logits, count * sizeof(float), c.stream);
-  return c.state.host_logits;
+}
+
+std::span<const float> fetch_logits(StepContext& c, const Rows& rows) {
+  const size_t count = rows.logit_rows.size() * size_t(c.model.config.vocab);
+  if (!c.backend.memory_is_host() && count > 0)
+    c.backend.copy_to_host(c.state.host_logits, c.state.logits, count * sizeof(float), c.stream);
+  c.stream.synchronize();
+  return {c.state.host_logits, count};
+}
+
+// A few rows are worth recording: their kernels are shorter than the queueing of them. Only steps that a key describes
+// wholly can be recorded.
+constexpr int64_t kMostRecordedRows = 64;
+bool can_record(const StepContext& c, const Rows& rows) {
+  const int64_t n = int64_t(rows.tokens.size());
+  return n <= kMostRecordedRows && rows.all_logits() && !c.observer && c.experts.recordable(n);
+}
+uint64_t recording_key(const BatchView& view) {
+  constexpr int kRowBits = 8;
+  return uint64_t(view.reach) << (kRowBits + 1) | uint64_t(view.one_row_each) << kRowBits | uint64_t(view.rows);
+}
+
+// Ends on every way out.
+class Recording {
+ public:
+  Recording(Stream& stream, bool wanted, uint64_t key) : stream_(wanted ? &stream : nullptr) {
+    if (stream_) stream_->begin_recording(key);
+  }
+  ~Recording() {
+    if (stream_) stream_->abandon_recording();
+  }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  void end() {
+    if (stream_) std::exchange(stream_, nullptr)->end_recording();
+  }
+
+ private:
+  Stream* stream_;
+};
+
+void run_layers(StepContext& c, const Rows& rows, const std::vector<BatchView>& views) {
+  const Config& config = c.model.config;
+  const int64_t n = int64_t(rows.tokens.size());
+  c.backend.embed(c.stream, c.model.weights.embed, c.state.inputs.token, n, config.embedding_scale, c.state.x);
+  for (size_t l = 0; l < config.layers.size(); ++l) {
+    attention_block(c, LayerId(l), views[size_t(c.kv.group_of(LayerId(l)))]);
+    ffn_block(c, LayerId(l), n);
+  }
+  head(c, rows);
 }
 
 // Ends the experts' step on every way out, so that a failed step does not keep its pins.
@@ -138,26 +202,22 @@ class ExpertStep {
 
 std::span<const float> forward(StepContext& c, const Batch& batch) {
   check(c, batch);
-  const Config& config = c.model.config;
   const Rows rows = describe(c, batch);
-  const int64_t n = int64_t(rows.tokens.size());
   reserve(c.kv, batch);
 
-  fill_rope(c, rows);
-  c.backend.copy_to_device(c.state.position, rows.position.data(), uint64_t(n) * 4, c.stream);
-  c.backend.copy_to_device(c.state.sequence, rows.sequence.data(), uint64_t(n) * 4, c.stream);
-  const std::vector<BatchView> views = group_views(c, rows);
-
+  upload(c, rows);
+  const bool record = can_record(c, rows);
+  const std::vector<BatchView> views = group_views(c, rows, reach_of(rows, record));
   std::span<const float> logits;
   {
     ExpertStep step(c.experts);
-    c.backend.embed(c.stream, c.model.weights.embed, rows.tokens, config.embedding_scale, c.state.x);
-    for (size_t l = 0; l < config.layers.size(); ++l) {
-      attention_block(c, LayerId(l), views[size_t(c.kv.group_of(LayerId(l)))]);
-      ffn_block(c, LayerId(l), n);
+    const uint64_t key = recording_key(views.front());
+    if (!record || !c.stream.replay(key)) {
+      Recording recording(c.stream, record, key);
+      run_layers(c, rows, views);
+      recording.end();
     }
-    logits = head(c, rows);
-    c.stream.synchronize();
+    logits = fetch_logits(c, rows);
   }
   for (const auto& piece : batch.pieces) c.kv.advance(piece.sequence, int64_t(piece.tokens.size()));
   return logits;

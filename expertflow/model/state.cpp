@@ -1,6 +1,7 @@
 #include "expertflow/model/state.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace ef {
 
@@ -37,21 +38,33 @@ void for_each_buffer(const Config& c, int64_t rows, int64_t logit_rows, State* s
   f(&State::router_logits, rows * c.router.experts);
   f(&State::router_weights, rows * c.router.top_k);
   i(&State::router_ids, rows * c.router.top_k);
-  f(&State::cos, rows * c.rope.rotary_dim / 2);
-  f(&State::sin, rows * c.rope.rotary_dim / 2);
   f(&State::gathered, logit_rows * hidden);
   f(&State::logits, logit_rows * c.vocab);
-  i(&State::position, rows);
-  i(&State::sequence, rows);
 }
 
 constexpr uint64_t kAlign = 64;
 uint64_t padded(int64_t elements) { return (uint64_t(elements) * 4 + kAlign - 1) / kAlign * kAlign; }
 
+State::Inputs inputs_at(std::byte* memory, int64_t rows, int64_t rope_pairs) {
+  State::Inputs in;
+  const auto take = [&](auto*& member, int64_t n) {
+    member = reinterpret_cast<std::remove_reference_t<decltype(member)>>(memory + in.bytes);
+    in.bytes += padded(n);
+  };
+  take(in.token, rows);
+  take(in.position, rows);
+  take(in.sequence, rows);
+  take(in.cos, rows * rope_pairs);
+  take(in.sin, rows * rope_pairs);
+  return in;
+}
+
+uint64_t inputs_bytes(const Config& c, int64_t rows) { return inputs_at(nullptr, rows, c.rope.rotary_dim / 2).bytes; }
+
 }  // namespace
 
 uint64_t State::bytes_for(const Config& config, int64_t max_rows, int64_t max_logit_rows) {
-  uint64_t total = 0;
+  uint64_t total = inputs_bytes(config, max_rows);
   for_each_buffer(config, max_rows, max_logit_rows, nullptr, [&](void**, int64_t n) { total += padded(n); });
   return total;
 }
@@ -64,6 +77,20 @@ State::State(const Config& config, Backend& backend, int64_t rows, int64_t logit
     if (n > 0) *member = buffer_.data() + offset;
     offset += padded(n);
   });
+  inputs_memory_ = buffer_.data() + offset;
+  rope_pairs_ = config.rope.rotary_dim / 2;
+  host_logits = logits;
+  if (!backend.memory_is_host()) {
+    const uint64_t input_bytes = inputs_bytes(config, rows);
+    host_memory_ = backend.allocate_host(input_bytes + padded(logit_rows * config.vocab));
+    host_logits = reinterpret_cast<float*>(host_memory_.get() + input_bytes);
+  }
+  place_inputs(rows);
+}
+
+void State::place_inputs(int64_t rows) {
+  inputs = inputs_at(inputs_memory_, rows, rope_pairs_);
+  host_inputs = host_memory_ ? inputs_at(host_memory_.get(), rows, rope_pairs_) : inputs;
 }
 
 }  // namespace ef

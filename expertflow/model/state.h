@@ -1,7 +1,7 @@
 // Activations of one forward call, reused by every step: allocated once for the largest step.
 #pragma once
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "expertflow/backend/backend.h"
 #include "expertflow/model/config.h"
@@ -34,19 +34,28 @@ struct State {
   float* router_logits = nullptr;   ///< [T, experts]
   float* router_weights = nullptr;  ///< [T, top_k]
   int32_t* router_ids = nullptr;    ///< [T, top_k]
-  float* cos = nullptr;             ///< [T, rotary / 2]
-  float* sin = nullptr;
-  float* gathered = nullptr;    ///< [logit rows, H]
-  float* logits = nullptr;      ///< [logit rows, vocab]
-  int32_t* position = nullptr;  ///< [T]
-  int32_t* sequence = nullptr;  ///< [T]
+  float* gathered = nullptr;        ///< [logit rows, H]
+  float* logits = nullptr;          ///< [logit rows, vocab]
 
-  /// Host copies, where the backend's memory is not the host's: cos and sin on their way there, logits on their way
-  /// back.
-  std::vector<float> host_cos, host_sin, host_logits;
+  /// What the host says about a step, rows of it as place_inputs() was told: one region, one copy.
+  struct Inputs {
+    TokenId* token = nullptr;     ///< [rows]
+    int32_t* position = nullptr;  ///< [rows]
+    int32_t* sequence = nullptr;  ///< [rows]
+    float* cos = nullptr;         ///< [rows, rotary / 2]
+    float* sin = nullptr;
+    uint64_t bytes = 0;
+  };
+  Inputs inputs;       ///< in the backend's memory
+  Inputs host_inputs;  ///< the same where that is the host's, else where it is copied from
+  void place_inputs(int64_t rows);
+  float* host_logits = nullptr;  ///< likewise
 
  private:
   Buffer buffer_;
+  std::byte* inputs_memory_ = nullptr;
+  int64_t rope_pairs_ = 0;
+  std::shared_ptr<std::byte> host_memory_;  // inputs, then logits
 };
 
 }  // namespace ef

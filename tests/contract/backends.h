@@ -11,11 +11,17 @@
 
 namespace ef::testing {
 
+/// How far a backend's compositions may be from its single ops.
+enum class Arithmetic : uint8_t { kExact, kRounds16, kRounds8 };
+
 struct BackendMaker {
   std::string name;  // letters, digits and _ only
   std::function<std::unique_ptr<Backend>(ThreadPool&)> make;
+  Arithmetic arithmetic = Arithmetic::kExact;
+  std::function<std::unique_ptr<Backend>(ThreadPool&)> oracle = make;  ///< the same machine's exact single ops
 };
 
+/// Backends whose single ops are exact, and whose rows do not depend on their company.
 inline std::vector<BackendMaker> backend_makers() {
   std::vector<BackendMaker> makers;
   for (Isa isa : supported_isas()) {
@@ -24,6 +30,12 @@ inline std::vector<BackendMaker> backend_makers() {
     makers.push_back({name, [isa](ThreadPool& p) { return make_cpu_backend(p, isa); }});
   }
   if (cuda_device_count() > 0) makers.push_back({"cuda", [](ThreadPool&) { return make_cuda_backend(0); }});
+  return makers;
+}
+
+/// These, and those which choose kernels by shape.
+inline std::vector<BackendMaker> composition_makers() {
+  std::vector<BackendMaker> makers = backend_makers();
   return makers;
 }
 

@@ -38,8 +38,8 @@ class GuardedBackend final : public Backend {
   void copy_to_host(void* to, const void* from, uint64_t n, Stream& s) override {
     open([&] { cpu_->copy_to_host(to, from, n, s); });
   }
-  void embed(Stream& s, const MatrixView& table, std::span<const TokenId> ids, float scale, float* out) override {
-    open([&] { cpu_->embed(s, table, ids, scale, out); });
+  void embed(Stream& s, const MatrixView& table, const TokenId* ids, int64_t n, float scale, float* out) override {
+    open([&] { cpu_->embed(s, table, ids, n, scale, out); });
   }
   void norm(Stream& s, const NormArgs& a) override {
     open([&] { cpu_->norm(s, a); });

@@ -85,13 +85,13 @@ class CpuBackend final : public Backend {
   void copy_to_device(void* device, const void* host, uint64_t bytes, Stream&) override { copy(device, host, bytes); }
   void copy_to_host(void* host, const void* device, uint64_t bytes, Stream&) override { copy(host, device, bytes); }
 
-  void embed(Stream&, const MatrixView& table, std::span<const TokenId> ids, float scale, float* out) override {
+  void embed(Stream&, const MatrixView& table, const TokenId* ids, int64_t n, float scale, float* out) override {
     constexpr int64_t kRowsPerTask = 16;
-    pool_.parallel_for(int64_t(ids.size()), kRowsPerTask, [&](int64_t begin, int64_t end, int) {
+    pool_.parallel_for(n, kRowsPerTask, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
-        EF_DCHECK(ids[size_t(i)] >= 0 && ids[size_t(i)] < table.rows);
+        EF_DCHECK(ids[i] >= 0 && ids[i] < table.rows);
         float* row = out + i * table.cols;
-        dequantize_row(table, ids[size_t(i)], row);
+        dequantize_row(table, ids[i], row);
         if (scale != 1.f)
           for (int64_t k = 0; k < table.cols; ++k) row[k] *= scale;
       }

@@ -67,6 +67,12 @@ class CudaBackend final : public Backend {
     (void)cudaFree(data);
   }
 
+  std::shared_ptr<std::byte> allocate_host(uint64_t bytes) override {
+    use();
+    void* data = nullptr;
+    check(cudaMallocHost(&data, std::max<uint64_t>(bytes, 1)), "allocate page-locked memory");
+    return {static_cast<std::byte*>(data), [](std::byte* p) { (void)cudaFreeHost(p); }};
+  }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(device_); }
   void copy_to_device(void* device, const void* host, uint64_t bytes, Stream& stream) override {
     use();
@@ -78,9 +84,9 @@ class CudaBackend final : public Backend {
     check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, handle(stream)), "copy to the host");
   }
 
-  void embed(Stream& s, const MatrixView& table, std::span<const TokenId> ids, float scale, float* out) override {
+  void embed(Stream& s, const MatrixView& table, const TokenId* ids, int64_t n, float scale, float* out) override {
     use();
-    cuda::embed(of(s), table, ids, scale, out);
+    cuda::embed(of(s), table, ids, n, scale, out);
   }
   void norm(Stream& s, const NormArgs& a) override { use(), cuda::norm(of(s), a); }
   void linear(Stream& s, const LinearArgs& a) override { use(), cuda::linear(of(s), a); }

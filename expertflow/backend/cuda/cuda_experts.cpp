@@ -4,16 +4,11 @@
 #include <cstring>
 
 #include "expertflow/backend/cuda/cuda_ops.h"
-#include "expertflow/backend/cuda/device/params.h"
+#include "expertflow/backend/cuda/cuda_params.h"
 #include "expertflow/base/errors.h"
 
 namespace ef::cuda {
 namespace {
-
-Weights weights_of(const MatrixView& w, const float* bias) {
-  EF_DCHECK(w.layout == MatrixLayout::kRows);
-  return {reinterpret_cast<const uint8_t*>(w.data), w.format == Format::kF8E4M3 ? w.scales : nullptr, bias};
-}
 
 // What one wave's launches read: two tables of groups, tiles over the order, and the order itself.
 struct Tables {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "expertflow/backend/cuda/device/params.h"
+#include "expertflow/backend/cuda/cuda_params.h"
 #include "expertflow/base/errors.h"
 
 namespace ef::cuda {
@@ -16,6 +16,8 @@ constexpr bool same_order() {
 static_assert(same_order());
 static_assert(int(Score::kSparsemixer) == int(RouterScore::kSparsemixer));
 static_assert(int(Act::kClampedSwiglu) == int(ActivationKind::kClampedSwiglu));
+
+}  // namespace
 
 Fmt fmt_of(const MatrixView& w) {
   EF_DCHECK(has_arithmetic(w.format) && w.layout == MatrixLayout::kRows);
@@ -37,14 +39,14 @@ KvParams kv_of(const KvView& kv, const BatchView& batch) {
   return p;
 }
 
-}  // namespace
+int64_t reach_of(const AttentionArgs& a) {
+  return a.batch.reach > 0 ? a.batch.reach : int64_t(a.batch.max_blocks) * a.kv.block_tokens;
+}
 
-void embed(CudaStream& stream, const MatrixView& table, std::span<const TokenId> ids, float scale, float* out) {
-  if (ids.empty()) return;
-  const auto* device_ids = reinterpret_cast<const int32_t*>(stream.stage(ids.data(), ids.size_bytes()));
-  check(embed(fmt_of(table), weights_of(table, nullptr), table.cols, device_ids, int64_t(ids.size()), scale, out,
-              stream.handle()),
-        "embed");
+void embed(CudaStream& stream, const MatrixView& table, const TokenId* ids, int64_t n, float scale, float* out) {
+  if (n == 0) return;
+  static_assert(sizeof(TokenId) == sizeof(int32_t));
+  check(embed(fmt_of(table), weights_of(table, nullptr), table.cols, ids, n, scale, out, stream.handle()), "embed");
 }
 
 void linear(CudaStream& stream, const LinearArgs& a) {
@@ -84,7 +86,7 @@ void attention(CudaStream& stream, const AttentionArgs& a) {
   p.kv = kv_of(a.kv, a.batch);
   p.heads = a.heads, p.window = a.window, p.scale = a.scale;
   p.sinks = a.sinks;
-  p.reach = a.batch.reach > 0 ? a.batch.reach : int64_t(a.batch.max_blocks) * a.kv.block_tokens;
+  p.reach = reach_of(a);
   const uint64_t of_row = uint64_t(attention_scratch_floats(1, a.heads, a.kv.v_dim, p.reach));
   const int64_t wave = std::clamp<int64_t>(int64_t(kWaveFloats / of_row), 1, a.batch.rows);
   p.scratch = stream.scratch(uint64_t(wave) * of_row);
@@ -97,7 +99,7 @@ void attention(CudaStream& stream, const AttentionArgs& a) {
   }
 }
 
-void route(CudaStream& stream, const RouterArgs& a) {
+RouteParams route_params(const RouterArgs& a) {
   EF_DCHECK(a.top_k <= a.experts && (a.groups == 1 || a.experts % a.groups == 0));
   RouteParams p;
   p.score = Score(a.score);
@@ -111,8 +113,10 @@ void route(CudaStream& stream, const RouterArgs& a) {
   constexpr uint64_t kMostShared = 48 << 10;
   EF_CHECK(route_shared_bytes(p) <= kMostShared, DeviceError, "cuda: route: {} experts are more than this op takes",
            a.experts);
-  check(route(p, stream.handle()), "route");
+  return p;
 }
+
+void route(CudaStream& stream, const RouterArgs& a) { check(route(route_params(a), stream.handle()), "route"); }
 
 void norm(CudaStream& stream, const NormArgs& a) {
   check(norm({a.kind == NormKind::kLayer, a.rows, a.width, a.eps, a.weight, a.bias, a.x, a.out}, stream.handle()),

@@ -9,7 +9,7 @@ namespace ef::cuda {
 /// go in waves (rows are independent).
 constexpr uint64_t kWaveFloats = 32 << 20;
 
-void embed(CudaStream&, const MatrixView& table, std::span<const TokenId> ids, float scale, float* out);
+void embed(CudaStream&, const MatrixView& table, const TokenId* ids, int64_t n, float scale, float* out);
 void linear(CudaStream&, const LinearArgs&);
 void head_linear(CudaStream&, const HeadLinearArgs&);
 void experts(CudaStream&, const ExpertsArgs&);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "expertflow/base/errors.h"
 
@@ -11,6 +12,9 @@ namespace {
 // Staging grows to where waiting for it to empty is rare; streams that stage little stay small.
 constexpr uint64_t kLeastStaging = 64 << 10, kMostStaging = 4 << 20;
 constexpr uint64_t kAlign = 256;
+constexpr uint64_t kCounters = 16 << 10;
+// A graph of a large model takes a few MiB; contexts grow through a handful of keys.
+constexpr size_t kMostGraphs = 16;
 
 template <class T>
 void** address_of(T*& pointer) {
@@ -28,12 +32,16 @@ void check(cudaError_t error, std::string_view op) {
 CudaStream::CudaStream(int device) : device_(device) {
   check(cudaSetDevice(device_), "set device");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "make a stream");
+  check(cudaMalloc(address_of(counters_), kCounters * sizeof(unsigned)), "allocate counters");
+  check(cudaMemsetAsync(counters_, 0, kCounters * sizeof(unsigned), stream_), "clear counters");
 }
 
 CudaStream::~CudaStream() {
   // Nowhere to report to from here; whoever needed the results has synchronised.
   (void)cudaSetDevice(device_);
   (void)cudaStreamSynchronize(stream_);
+  drop_graphs();
+  (void)cudaFree(counters_);
   (void)cudaFree(scratch_);
   (void)cudaFree(staged_);
   (void)cudaFreeHost(pinned_);
@@ -43,6 +51,67 @@ CudaStream::~CudaStream() {
 void CudaStream::synchronize() {
   check(cudaStreamSynchronize(stream_), "wait for a stream");
   used_ = 0;
+}
+
+bool CudaStream::replay(uint64_t key) {
+  for (auto it = graphs_.begin(); it != graphs_.end(); ++it) {
+    if (it->key != key) continue;
+    graphs_.splice(graphs_.begin(), graphs_, it);
+    check(cudaGraphLaunch(it->exec, stream_), "launch a graph");
+    return true;
+  }
+  return false;
+}
+
+void CudaStream::begin_recording(uint64_t key) {
+  EF_DCHECK(recording_ == Recording::kNone);
+  recording_key_ = key;
+  recording_ = passed_.contains(key) ? Recording::kCapture : Recording::kFirstPass;
+  if (recording_ == Recording::kCapture)
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin a graph");
+}
+
+void CudaStream::end_recording() {
+  if (std::exchange(recording_, Recording::kNone) == Recording::kFirstPass) {
+    passed_.insert(recording_key_);
+    return;
+  }
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(stream_, &graph), "end a graph");
+  cudaGraphExec_t exec = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
+  (void)cudaGraphDestroy(graph);
+  check(error, "make a graph ready");
+  graphs_.push_front({recording_key_, exec});
+  if (graphs_.size() > kMostGraphs) {
+    synchronize();
+    check(cudaGraphExecDestroy(graphs_.back().exec), "free a graph");
+    graphs_.pop_back();
+  }
+  check(cudaGraphLaunch(exec, stream_), "launch a graph");
+}
+
+void CudaStream::abandon_recording() noexcept {
+  if (std::exchange(recording_, Recording::kNone) != Recording::kCapture) return;
+  cudaGraph_t graph = nullptr;
+  if (cudaStreamEndCapture(stream_, &graph) == cudaSuccess) (void)cudaGraphDestroy(graph);
+  (void)cudaGetLastError();
+}
+
+void CudaStream::forget_recordings() {
+  synchronize();
+  drop_graphs();
+}
+
+void CudaStream::drop_graphs() noexcept {
+  for (const Graph& graph : graphs_) (void)cudaGraphExecDestroy(graph.exec);
+  graphs_.clear();
+  passed_.clear();
+}
+
+unsigned* CudaStream::counters(uint64_t n) {
+  EF_CHECK(n <= kCounters, DeviceError, "cuda: an op needs {} counters, a stream has {}", n, kCounters);
+  return counters_;
 }
 
 uint64_t CudaStream::room(uint64_t bytes) {
@@ -86,7 +155,10 @@ void CudaStream::copy_to_device(void* device, const void* host, uint64_t bytes) 
 
 float* CudaStream::scratch(uint64_t floats) {
   if (floats > scratch_floats_) {
-    synchronize();
+    EF_CHECK(recording_ != Recording::kCapture, DeviceError,
+             "cuda: an op asks for {} floats of scratch while it is recorded, its first pass took {}", floats,
+             scratch_floats_);
+    forget_recordings();  // they name the memory that goes now
     check(cudaFree(scratch_), "free scratch memory");
     scratch_ = nullptr, scratch_floats_ = 0;
     const cudaError_t error = cudaMalloc(address_of(scratch_), floats * sizeof(float));

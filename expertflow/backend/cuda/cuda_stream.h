@@ -1,10 +1,13 @@
-// A CUDA stream with what its ops need beside arguments: pinned memory through which small arguments travel, and
-// scratch that only grows. One thread at a time.
+// A CUDA stream with what its ops need beside arguments: pinned memory through which small arguments travel, scratch
+// that only grows, counters for kernels whose blocks meet; and recordings of its ops as CUDA graphs. One thread at a
+// time.
 #pragma once
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
+#include <set>
 #include <string_view>
 
 #include "expertflow/backend/backend.h"
@@ -22,6 +25,11 @@ class CudaStream final : public Stream {
   CudaStream& operator=(const CudaStream&) = delete;
 
   void synchronize() override;
+  bool replay(uint64_t key) override;
+  void begin_recording(uint64_t key) override;
+  void end_recording() override;
+  void abandon_recording() noexcept override;
+  void forget_recordings() override;
   cudaStream_t handle() const { return stream_; }
 
   /// Copies bytes to the device in stream order; the host's bytes may change as soon as this returns. The device
@@ -32,8 +40,18 @@ class CudaStream final : public Stream {
 
   /// Contents are not kept from one op to the next.
   float* scratch(uint64_t floats);
+  /// Zero before the first op; every op leaves them so. DeviceError if there are not so many.
+  unsigned* counters(uint64_t n);
 
  private:
+  // The first pass under a key runs as it is and lets scratch grow; the second is captured.
+  enum class Recording : uint8_t { kNone, kFirstPass, kCapture };
+  struct Graph {
+    uint64_t key;
+    cudaGraphExec_t exec;
+  };
+  void drop_graphs() noexcept;
+
   uint64_t room(uint64_t bytes);  // offset of free staging space
 
   int device_;
@@ -42,6 +60,11 @@ class CudaStream final : public Stream {
   uint64_t capacity_ = 0, used_ = 0;
   float* scratch_ = nullptr;
   uint64_t scratch_floats_ = 0;
+  unsigned* counters_ = nullptr;
+  Recording recording_ = Recording::kNone;
+  uint64_t recording_key_ = 0;
+  std::set<uint64_t> passed_;  // keys whose first pass is done, with the scratch that there is now
+  std::list<Graph> graphs_;    // latest used first
 };
 
 }  // namespace ef::cuda

@@ -116,8 +116,9 @@ struct GemmParams {
 uint64_t gemm_scratch(const GemmParams&);
 cudaError_t gemm(const GemmParams&, cudaStream_t);
 
-/// Heads' norms, clipping and rotary embedding in place, keys and values to the cache, then attention; as the ops of
-/// params.h one after the other.
+/// Heads' norms, clipping and rotary embedding, keys and values to the cache, then attention; as the ops of params.h
+/// one after the other. Rows of one sequence that are many (a chunk of a prompt) and single rows of others are best
+/// given in calls of their own. q, k, v and out begin at multiples of 16 bytes.
 struct AttendParams {
   KvParams kv;
   int heads = 0, window = 0;
@@ -135,10 +136,13 @@ struct AttendParams {
   float* out = nullptr;                        ///< [rows, heads, v_dim]
   int64_t reach = 0;                           ///< no row's position is this or more
   bool one_row_each = false;                   ///< no two rows are of one sequence
-  void* scratch = nullptr;
+  /// Positions, tables, and keys and values of earlier positions were complete before a kernel between them and this
+  /// one began without starting early (Start::kAfter): they may be read before the kernel just ahead has ended.
+  bool settled = false;
+  void* scratch = nullptr;      ///< 256-byte aligned
   unsigned* arrived = nullptr;  ///< attend_counters() counters, zero before and after
 };
-uint64_t attend_scratch(const AttendParams&);
+uint64_t attend_scratch(const AttendParams&);  ///< bytes; decided by shapes alone, not by pointers
 int64_t attend_counters(const AttendParams&);
 cudaError_t attend(const AttendParams&, cudaStream_t);
 

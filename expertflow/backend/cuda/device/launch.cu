@@ -1,20 +1,31 @@
+#include <algorithm>
+
 #include "launch.cuh"
 
 namespace ef::cuda {
 
-bool starts_early() {
-  // One answer a process: where devices differ, the oldest decides.
-  static const bool early = [] {
+const DeviceTraits& device_traits() {
+  static const DeviceTraits traits = [] {
     int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) return false;
+    DeviceTraits least;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) return least;
     for (int i = 0; i < count; ++i) {
-      int major = 0;
-      if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i) != cudaSuccess || major < 9)
-        return false;
+      int major = 0, minor = 0, multiprocessors = 0, shared = 0;
+      if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i) != cudaSuccess ||
+          cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, i) != cudaSuccess ||
+          cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, i) != cudaSuccess ||
+          cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, i) != cudaSuccess)
+        return DeviceTraits{};
+      const int capability = 10 * major + minor;
+      if (i == 0) least = {capability, multiprocessors, shared};
+      least = {std::min(least.capability, capability), std::min(least.multiprocessors, multiprocessors),
+               std::min(least.shared_bytes, shared)};
     }
-    return true;
+    return least;
   }();
-  return early;
+  return traits;
 }
+
+bool starts_early() { return device_traits().capability >= 90; }
 
 }  // namespace ef::cuda

@@ -28,7 +28,15 @@ __device__ inline void let_later_start() {
 #endif
 }
 
-/// Whether the current device starts kernels early.
+/// What kernels are cut for: one answer a process; where its devices differ, the least of each.
+struct DeviceTraits {
+  int capability = 0;  ///< 90 for compute capability 9.0
+  int multiprocessors = 0;
+  int shared_bytes = 0;  ///< of shared memory, that a block may ask for
+};
+const DeviceTraits& device_traits();
+
+/// Whether kernels can start early.
 bool starts_early();
 
 #ifndef EF_CUDA_EMULATED

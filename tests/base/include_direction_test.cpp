@@ -72,10 +72,11 @@ std::optional<std::string> included_path(std::string_view line) {
 
 // What is wrong with `path` including `target`, or nothing.
 std::string fault_of(const std::string& path, const std::string& target) {
-  const bool in_cuda = starts_with(path, "expertflow/backend/cuda/");
+  const bool in_cuda = starts_with(path, "expertflow/backend/cuda/") || starts_with(path, "tests/cuda");
   const std::string device = "expertflow/backend/cuda/device/";
   if (starts_with(target, "<")) {
-    if (starts_with(target, "<cuda") && !in_cuda) return "CUDA headers belong under expertflow/backend/cuda";
+    if (starts_with(target, "<cuda") && !in_cuda)
+      return "CUDA headers belong under expertflow/backend/cuda, tests/cuda and tests/cuda_emulation";
     return "";
   }
   if (starts_with(path, device)) {

@@ -137,6 +137,11 @@ inline double product_unit(const Backend& backend, Format weights) {
   return rounds ? 0x1p-8 : kUnit;
 }
 
+// A device emulated on the CPU: cases that would take minutes there are skipped, and say so.
+inline bool is_emulated(const Backend& backend) {
+  return backend.description().find("(emulated,") != std::string::npos;
+}
+
 // A width near n that the format's blocks divide; for formats without blocks n itself.
 inline int64_t fitting_cols(Format format, int64_t n) {
   const int64_t block = format_info(format).block_elements;

@@ -9,25 +9,6 @@
 
 namespace ef::cuda {
 
-enum class Start : uint8_t { kAfter, kEarly };
-
-struct Shape {
-  dim3 grid, block;
-  size_t shared = 0;  ///< bytes of dynamic shared memory
-  Start start = Start::kAfter;
-};
-
-__device__ inline void wait_for_earlier() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ inline void let_later_start() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 /// What kernels are cut for: one answer a process; where its devices differ, the least of each.
 struct DeviceTraits {
   int capability = 0;  ///< 90 for compute capability 9.0
@@ -39,7 +20,26 @@ const DeviceTraits& device_traits();
 /// Whether kernels can start early.
 bool starts_early();
 
+enum class Start : uint8_t { kAfter, kEarly };
+
+struct Shape {
+  dim3 grid, block;
+  size_t shared = 0;  ///< bytes of dynamic shared memory
+  Start start = Start::kAfter;
+};
+
 #ifndef EF_CUDA_EMULATED
+__device__ inline void wait_for_earlier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_later_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 #define EF_DYNAMIC_SHARED(type, name)                                \
   extern __shared__ __align__(16) unsigned char ef_dynamic_shared[]; \
   type* name = reinterpret_cast<type*>(ef_dynamic_shared)
@@ -64,3 +64,7 @@ cudaError_t launch(void (*kernel)(P...), const Shape& shape, cudaStream_t stream
 #endif
 
 }  // namespace ef::cuda
+
+#ifdef EF_CUDA_EMULATED
+#include "launch_emulated.h"
+#endif

@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kFewRows = 16;               // of a sequence: a block each reads the keys again, through the cache
 constexpr int64_t kReferenceFloats = 8 << 20;  // scratch of the reference, for as many rows as fit
 
-enum class Way : uint8_t { kDecode, kPrefill, kReference };
+enum class Way : uint8_t { kDecode, kPrefill, kLatent, kReference };
 
 PrefillPlan prefill_plan(const AttendParams& p) {
   PrefillPlan plan;
@@ -21,8 +21,24 @@ PrefillPlan prefill_plan(const AttendParams& p) {
   return plan;
 }
 
+LatentPlan latent_plan(const AttendParams& p) {
+  LatentPlan plan;
+  plan.chunks = (p.heads + kLatentHeads - 1) / kLatentHeads;
+  // Nothing but the cache's form is made of such keys: where more is asked for, it is done before.
+  plan.new_in_input = p.one_row_each && !p.q_norm && !p.k_norm && p.clip <= 0 && p.rotary == 0;
+  with_latent_dims(p.kv.k_dim, p.kv.v_dim, [&](auto dims) { plan.shared = LatentShared<decltype(dims)>::bytes(); });
+  const int64_t visible = p.window > 0 ? std::min<int64_t>(p.reach, p.window) : p.reach;
+  const int64_t tiles = std::max<int64_t>(1, (visible + kLatentKeys - 1) / kLatentKeys);
+  const int64_t room = device_traits().multiprocessors / std::max<int64_t>(1, p.kv.rows * plan.chunks);
+  plan.splits = int(std::max<int64_t>(1, std::min({tiles, room, int64_t(kLatentPieces)})));
+  return plan;
+}
+
 Way way_of(const AttendParams& p) {
   const bool tensor_cores = p.kv.type == 1 || (p.kv.type == 2 && device_traits().capability >= 80);
+  if (tensor_cores && !p.kv.v && p.kv.kv_heads == 1 && with_latent_dims(p.kv.k_dim, p.kv.v_dim, [](auto) {}) &&
+      latent_plan(p).shared + kLatentStatic <= size_t(device_traits().shared_bytes))
+    return Way::kLatent;
   if (!tensor_cores || !p.kv.v || !with_dims(p.kv.k_dim, p.kv.v_dim, [](auto) {})) return Way::kReference;
   if (p.one_row_each || p.kv.rows <= kFewRows) return Way::kDecode;
   return prefill_plan(p).shared + kPrefillStatic <= size_t(device_traits().shared_bytes) ? Way::kPrefill : Way::kDecode;
@@ -63,6 +79,16 @@ cudaError_t decode(const AttendParams& given, cudaStream_t stream) {
   return p.kv.type == 1 ? attend_decode<KvF16>(p, plan, stream) : attend_decode<KvBF16>(p, plan, stream);
 }
 
+cudaError_t latent(const AttendParams& given, cudaStream_t stream) {
+  AttendParams p = given;
+  const LatentPlan plan = latent_plan(p);
+  if (!plan.new_in_input) {
+    if (const cudaError_t error = attend_heads(p, QueryForm::kFloat, stream)) return error;
+    p.settled = false;
+  }
+  return p.kv.type == 1 ? attend_latent<KvF16>(p, plan, stream) : attend_latent<KvBF16>(p, plan, stream);
+}
+
 cudaError_t prefill(const AttendParams& p, cudaStream_t stream) {
   if (const cudaError_t error = attend_heads(p, QueryForm::kHalf, stream)) return error;
   const PrefillPlan plan = prefill_plan(p);
@@ -95,13 +121,23 @@ cudaError_t reference(const AttendParams& p, cudaStream_t stream) {
 
 uint64_t attend_scratch(const AttendParams& p) {
   if (p.kv.rows <= 0) return 0;
-  const Way way = way_of(p);
-  if (way == Way::kPrefill) return 0;
-  if (way == Way::kReference)
-    return uint64_t(attention_scratch_floats(reference_rows(p), p.heads, p.kv.v_dim, p.reach)) * sizeof(float);
-  const DecodePlan plan = decode_plan(p);
-  if (plan.splits == 1) return 0;
-  return uint64_t(decode_units(p, plan) * plan.splits * plan.chunk * (p.kv.v_dim + 2)) * sizeof(float);
+  const auto of_pieces = [&](int64_t units, int splits, int heads) {
+    return splits > 1 ? uint64_t(units * splits * heads * (p.kv.v_dim + 2)) * sizeof(float) : 0;
+  };
+  switch (way_of(p)) {
+    case Way::kDecode: {
+      const DecodePlan plan = decode_plan(p);
+      return of_pieces(decode_units(p, plan), plan.splits, plan.chunk);
+    }
+    case Way::kLatent: {
+      const LatentPlan plan = latent_plan(p);
+      return of_pieces(p.kv.rows * plan.chunks, plan.splits, kLatentHeads);
+    }
+    case Way::kPrefill:
+      return 0;
+    default:
+      return uint64_t(attention_scratch_floats(reference_rows(p), p.heads, p.kv.v_dim, p.reach)) * sizeof(float);
+  }
 }
 
 int64_t attend_counters(const AttendParams& p) {
@@ -113,6 +149,8 @@ cudaError_t attend(const AttendParams& p, cudaStream_t stream) {
   switch (way_of(p)) {
     case Way::kDecode:
       return decode(p, stream);
+    case Way::kLatent:
+      return latent(p, stream);
     case Way::kPrefill:
       return prefill(p, stream);
     default:

@@ -145,6 +145,24 @@ bool with_dims(int k_dim, int v_dim, F run) {
   }
 }
 
+// Positions of a piece: the same for all pieces of a row but the last.
+__device__ inline int piece_length(int count, int splits, int step) {
+  const int even = (count + splits - 1) / splits;
+  return (even + step - 1) / step * step;
+}
+
+// What the pieces of a unit (a row and some of its heads) leave in scratch.
+struct Pieces {
+  float* sums;     ///< [pieces, heads, v_dim], weighted values
+  float2* totals;  ///< [pieces, heads], largest score and sum of weights
+};
+__device__ inline Pieces pieces_of(const AttendParams& p, int64_t unit, int64_t units, int splits, int heads) {
+  const int64_t of_unit = int64_t(splits) * heads;
+  float* all = static_cast<float*>(p.scratch);
+  return {all + unit * of_unit * p.kv.v_dim,
+          reinterpret_cast<float2*>(all + units * of_unit * p.kv.v_dim) + unit * of_unit};
+}
+
 // Decoding: a row's visible positions in pieces, a block each for up to kDecodeHeads heads of a key head.
 constexpr int kDecodeHeads = 8;
 constexpr int kTile = 16;                  // positions that a warp takes at once
@@ -175,6 +193,38 @@ struct DecodePlan {
 };
 template <class Kv>
 cudaError_t attend_decode(const AttendParams&, const DecodePlan&, cudaStream_t);
+
+// Latent attention: pieces of a row's positions, a block each for up to kLatentHeads heads.
+constexpr int kLatentThreads = 256, kLatentHeads = 16;
+constexpr int kLatentPieces = 256;         // at most, of a row
+constexpr int kLatentKeys = 32;            // of a tile
+constexpr size_t kLatentStatic = 1 << 10;  // bytes of shared memory, more than there are beside LatentShared's
+
+template <class Dims>
+struct LatentShared {
+  static constexpr int kKeyStride = Dims::kK + kPad, kWeightStride = kLatentKeys + kPad;  // 16-bit elements
+  static constexpr int kStage = kLatentKeys * kKeyStride;                                 // of them
+  static constexpr int kScoreStride = kLatentKeys + 8;                                    // floats
+  static constexpr size_t bytes() {
+    return size_t(2 * kStage + 2 * kLatentHeads * (kKeyStride + kWeightStride) + Dims::kK) * 2 +
+           size_t(kLatentThreads / 64 * kLatentHeads) * kScoreStride * 4;
+  }
+};
+template <class F>
+bool with_latent_dims(int k_dim, int v_dim, F run) {
+  if (k_dim == 576 && v_dim == 512) return run(HeadDims<576, 512>{}), true;
+  if (k_dim == 48 && v_dim == 32) return run(HeadDims<48, 32>{}), true;
+  return false;
+}
+
+struct LatentPlan {
+  int chunks = 0;             ///< blocks for all heads
+  int splits = 0;             ///< at most, of a row
+  bool new_in_input = false;  ///< as in DecodePlan
+  size_t shared = 0;
+};
+template <class Kv>
+cudaError_t attend_latent(const AttendParams&, const LatentPlan&, cudaStream_t);
 
 // Many rows: blocks of kPrefillRows queries, tokens times heads.
 constexpr int kPrefillThreads = 256, kPrefillRows = kPrefillThreads / 32 * 16;

@@ -9,12 +9,6 @@ namespace ef::cuda {
 
 constexpr int kSlotLanes = 8;  // that prepare a head
 
-// Positions of a piece: the same for all pieces of a row but the last.
-__device__ inline int piece_length(int count, int splits, int warps) {
-  const int step = warps * kTile, even = (count + splits - 1) / splits;
-  return (even + step - 1) / step * step;
-}
-
 template <class Kv, class Dims>
 __global__ void __launch_bounds__(kDecodeThreads) decode_kernel(const AttendParams p, const DecodePlan plan) {
   using T = typename Kv::T;
@@ -50,7 +44,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_kernel(const AttendPara
   if (!p.settled) wait_for_earlier();
 
   const int position = kv.position[row], first = first_visible(position, p.window);
-  const int length = piece_length(position + 1 - first, plan.splits, warps);
+  const int length = piece_length(position + 1 - first, plan.splits, warps * kTile);
   const int pieces = (position - first) / length + 1, piece = blockIdx.x;
   if (piece >= pieces) {
     if (p.settled) wait_for_earlier();
@@ -237,9 +231,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_kernel(const AttendPara
 
   const auto sink = [&](int h) { return p.sinks ? p.sinks[head0 + h] * kLog2E : -INFINITY; };
   const int unit = row * gridDim.y + blockIdx.y;
-  const int64_t of_unit = int64_t(plan.splits) * plan.chunk, all = int64_t(gridDim.z) * gridDim.y * of_unit;
-  float* pieces_out = static_cast<float*>(p.scratch) + unit * of_unit * kV;
-  float2* pieces_sum = reinterpret_cast<float2*>(static_cast<float*>(p.scratch) + all * kV) + unit * of_unit;
+  const Pieces scratch = pieces_of(p, unit, int64_t(gridDim.z) * gridDim.y, plan.splits, plan.chunk);
   float* out = p.out + (int64_t(row) * p.heads + head0) * kV;
   for (int i = tid; i < count * (kV / 4); i += threads) {
     const int h = i / (kV / 4), d = i % (kV / 4) * 4;
@@ -258,8 +250,8 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_kernel(const AttendPara
     if (pieces == 1) {
       *reinterpret_cast<float4*>(out + h * kV + d) = make_float4(x.x / total, x.y / total, x.z / total, x.w / total);
     } else {
-      *reinterpret_cast<float4*>(pieces_out + (piece * plan.chunk + h) * kV + d) = x;
-      if (d == 0) pieces_sum[piece * plan.chunk + h] = make_float2(most, total);
+      *reinterpret_cast<float4*>(scratch.sums + (piece * plan.chunk + h) * kV + d) = x;
+      if (d == 0) scratch.totals[piece * plan.chunk + h] = make_float2(most, total);
     }
   }
   if (pieces == 1) return;
@@ -274,11 +266,11 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_kernel(const AttendPara
   float* shares = reinterpret_cast<float*>(shared);  // [pieces, kDecodeHeads]
   for (int h = warp; h < count; h += warps) {
     float most = sink(h), total = 0;
-    for (int i = lane; i < pieces; i += 32) most = fmaxf(most, __ldcg(&pieces_sum[i * plan.chunk + h]).x);
+    for (int i = lane; i < pieces; i += 32) most = fmaxf(most, __ldcg(&scratch.totals[i * plan.chunk + h]).x);
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(kWholeWarp, most, mask));
     for (int i = lane; i < pieces; i += 32) {
-      const float2 of_piece = __ldcg(&pieces_sum[i * plan.chunk + h]);
+      const float2 of_piece = __ldcg(&scratch.totals[i * plan.chunk + h]);
       const float share = power_of_two(of_piece.x - most);
       total = fmaf(of_piece.y, share, total);
       shares[i * kDecodeHeads + h] = share;
@@ -294,7 +286,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_kernel(const AttendPara
     float4 x = make_float4(0, 0, 0, 0);
 #pragma unroll 8
     for (int j = 0; j < pieces; ++j) {
-      const float4 y = __ldcg(reinterpret_cast<const float4*>(pieces_out + (j * plan.chunk + h) * kV + d));
+      const float4 y = __ldcg(reinterpret_cast<const float4*>(scratch.sums + (j * plan.chunk + h) * kV + d));
       const float share = shares[j * kDecodeHeads + h];
       x.x = fmaf(y.x, share, x.x), x.y = fmaf(y.y, share, x.y);
       x.z = fmaf(y.z, share, x.z), x.w = fmaf(y.w, share, x.w);

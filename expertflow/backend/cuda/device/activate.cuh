@@ -1,5 +1,7 @@
 // What a gated feed-forward makes of gate and up.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "params.h"
 
 namespace ef::cuda {

@@ -1,0 +1,88 @@
+// What one launch of a product on tensor cores computes, and what the launchers share.
+#pragma once
+#include "fast.h"
+#include "narrow.cuh"
+
+namespace ef::cuda {
+
+constexpr int kGemmWarps = 4, kGemmThreads = 32 * kGemmWarps;
+constexpr int kGemmOutputs = 32 * kGemmWarps;  // of a block
+constexpr int kStepColumns = 64, kStepChunks = kStepColumns / 8;
+constexpr int kStages = 3;  // steps of activations in shared memory
+
+// Whether this architecture multiplies bfloat16; elsewhere those weights become halves. Device code alone may ask.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr bool kBrainProducts = false;
+#else
+constexpr bool kBrainProducts = true;
+#endif
+
+enum class Matrix : uint8_t { kGate, kUp, kDown };
+
+/// One matrix of a launch. Where experts are tiled, its weights are those of the tile's expert.
+struct GemmPart {
+  Weights w;
+  Matrix matrix = Matrix::kGate;
+  int64_t n = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  int first_block = 0;  ///< along the grid's first axis
+};
+
+/// What one launch computes: up to three matrices of one format and width.
+struct GemmTask {
+  const uint4* x = nullptr;       ///< narrow rows, `chunks` of 16 bytes each
+  const float* factor = nullptr;  ///< of a narrow row: what its sums are multiplied by
+  int64_t chunks = 0, cols = 0;
+  int steps = 0;
+  int64_t rows = 0;
+  int tile_rows = 0;  ///< 16, 32, 64 or 128
+  /// Tiles of experts' rows: places of an order. Null: one matrix for all rows.
+  const Tile* tiles = nullptr;
+  const int32_t* tile_count = nullptr;
+  int64_t most_tiles = 0;
+  const ExpertEntry* table = nullptr;
+  /// Row of x and of out for a place of the order: null means the place itself.
+  const int32_t *x_row = nullptr, *out_row = nullptr;
+  int x_divisor = 1;
+  int count = 0;
+  GemmPart part[3];
+  bool add = false;  ///< to what is in out, times add_scale
+  float add_scale = 1.f;
+};
+cudaError_t gemm_as(Fmt, const GemmTask&, cudaStream_t);
+cudaError_t gemm_scalar(Fmt, const GemmTask&, cudaStream_t);
+cudaError_t gemm_block32(Fmt, const GemmTask&, cudaStream_t);
+cudaError_t gemm_block256(Fmt, const GemmTask&, cudaStream_t);
+
+/// routed_gemm with tiles of 64 or 128 rows.
+cudaError_t routed_gemm_tiled(const RoutedParams&, int tile_rows, cudaStream_t);
+
+/// Blocks along the grid's first axis.
+inline int64_t blocks_of(const GemmTask& task) {
+  const GemmPart& last = task.part[task.count - 1];
+  return last.first_block + (last.n + kGemmOutputs - 1) / kGemmOutputs;
+}
+void add_part(GemmTask&, const GemmPart&);
+void set_input(GemmTask&, const NarrowRows&, int64_t cols);
+
+/// Memory dealt out of one piece, each part on a 256-byte boundary; without one it counts.
+class Carve {
+ public:
+  explicit Carve(void* base) : base_(static_cast<unsigned char*>(base)) {}
+  template <class T>
+  T* take(int64_t count) {
+    void* at = base_ ? base_ + bytes_ : nullptr;
+    bytes_ += (uint64_t(count) * sizeof(T) + 255) / 256 * 256;
+    return static_cast<T*>(at);
+  }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  unsigned char* base_;
+  uint64_t bytes_ = 0;
+};
+bool fits(int64_t rows, int64_t cols);  ///< whether a launch can count the chunks of such rows
+NarrowRows carve_narrow(Carve&, int64_t rows, int64_t cols);
+
+}  // namespace ef::cuda

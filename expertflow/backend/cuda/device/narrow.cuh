@@ -1,0 +1,27 @@
+// Activations as gemm.cuh multiplies them: 16 bits wide, rows padded with zeros to a multiple of kStepColumns. Within
+// 32 columns, 16-byte chunk j holds pair j (columns 8t + 2j and 8t + 2j + 1) of the octets t = 0 to 3: lane t of four
+// then finds the columns of its octet, in order, in its places of the fragments. Float16 rows are scaled by a power of
+// two so that their largest magnitude is in [2^9, 2^10); bfloat16 rows are not scaled.
+#pragma once
+#include "fast.h"
+
+namespace ef::cuda {
+
+enum class Narrow : uint8_t { kHalf, kBrain };
+/// What meets weights of a format. Before compute capability 8.0 kBrain gives halves too (gemm.cuh multiplies so).
+inline Narrow narrow_of(Fmt format) { return format == Fmt::kBF16 ? Narrow::kBrain : Narrow::kHalf; }
+
+struct NarrowRows {
+  uint4* data = nullptr;    ///< [rows, chunks]
+  float* factor = nullptr;  ///< [rows]: what sums of the row's products are multiplied by
+  int64_t chunks = 0;
+};
+int64_t narrow_chunks(int64_t cols);  ///< 16-byte chunks of a row
+
+/// Row r from x + r * stride.
+cudaError_t narrow(Narrow, const float* x, int64_t stride, int64_t rows, int64_t cols, const NarrowRows&, cudaStream_t);
+/// act(gate[r], up[r]), as activation() has it: kind, alpha, limit, rows, width, in_stride, gate and up are read. Rows
+/// in arbitrary number are left out where `live` is given: those from *live on.
+cudaError_t narrow_gated(Narrow, const ActivationParams&, const int32_t* live, const NarrowRows&, cudaStream_t);
+
+}  // namespace ef::cuda

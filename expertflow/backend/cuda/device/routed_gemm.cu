@@ -1,0 +1,160 @@
+// A sparse layer's experts for many rows: choices grouped by expert, gate and up of each tile, what is between them
+// narrowed for the next product, down, and the sum in rank order.
+#include "gemm_task.cuh"
+#include "group.cuh"
+#include "launch.cuh"
+
+namespace ef::cuda {
+namespace {
+
+struct Scratch {
+  GroupParams group;
+  NarrowRows x[2];  // by Narrow; without data where neither gate nor up takes it
+  NarrowRows gated;
+  float* wide = nullptr;  // [places, 2 ffn]: gate and up; then [assignments, hidden]: down
+};
+
+constexpr int kSmallTile = 64, kLargeTile = 128;
+
+Scratch carve_scratch(Carve& carve, const RoutedParams& p, int tile_rows) {
+  const int64_t assignments = p.rows * p.top_k;
+  Scratch s;
+  s.group.ids = p.ids, s.group.assignments = assignments, s.group.experts = p.experts;
+  s.group.tile_rows = tile_rows;
+  s.group.totals = carve.take<int32_t>(2);
+  s.group.counts = carve.take<int32_t>(p.experts);
+  s.group.order = carve.take<int32_t>(assignments);
+  s.group.tiles = carve.take<Tile>(most_tiles(assignments, p.experts, s.group.tile_rows));
+  for (const Fmt format : {p.gate_format, p.up_format}) {
+    NarrowRows& x = s.x[int(narrow_of(format))];
+    if (x.chunks == 0) x = carve_narrow(carve, p.rows, p.hidden);
+  }
+  s.gated = carve_narrow(carve, assignments, p.ffn);
+  s.wide = carve.take<float>(assignments * max(2 * p.ffn, p.hidden));
+  return s;
+}
+
+constexpr int kCombineThreads = 256;
+
+// A block sums a row. kWide columns at a time: 4 where rows are aligned.
+template <int kWide>
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(const RoutedParams p, const float* down) {
+  let_later_start();
+  wait_for_earlier();
+  const int64_t row = blockIdx.x;
+  const int32_t* ids = p.ids + row * p.top_k;
+  const float* weights = p.weights + row * p.top_k;
+  for (int64_t c = kWide * int64_t(threadIdx.x); c < p.hidden; c += kWide * kCombineThreads) {
+    float sum[kWide] = {};
+#pragma unroll 4
+    for (int k = 0; k < p.top_k; ++k) {
+      if (ids[k] < 0 || ids[k] >= p.experts) continue;  // no place, nothing computed
+      const float* from = down + (row * p.top_k + k) * p.hidden + c;
+      float v[kWide];
+      if constexpr (kWide == 4) {
+        const float4 four = *reinterpret_cast<const float4*>(from);
+        v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+      } else {
+        v[0] = *from;
+      }
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) sum[i] += weights[k] * v[i];
+    }
+    float* to = (p.add_to ? p.add_to : p.out) + row * p.hidden + c;
+    if (p.add_to) {
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) sum[i] = to[i] + p.add_scale * sum[i];
+    }
+    if constexpr (kWide == 4) {
+      *reinterpret_cast<float4*>(to) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    } else {
+      *to = sum[0];
+    }
+  }
+}
+
+cudaError_t combine_routed(const RoutedParams& p, const float* down, cudaStream_t stream) {
+  const float* to = p.add_to ? p.add_to : p.out;
+  const bool aligned = p.hidden % 4 == 0 && reinterpret_cast<uintptr_t>(to) % 16 == 0;
+  Shape shape;
+  shape.grid = unsigned(p.rows), shape.block = kCombineThreads, shape.start = Start::kEarly;
+  return launch(aligned ? combine_kernel<4> : combine_kernel<1>, shape, stream, p, down);
+}
+
+GemmTask task_for(const RoutedParams& p, const Scratch& s) {
+  GemmTask task;
+  task.rows = s.group.assignments, task.tile_rows = s.group.tile_rows;
+  task.tiles = s.group.tiles, task.tile_count = s.group.totals;
+  task.most_tiles = most_tiles(s.group.assignments, p.experts, s.group.tile_rows);
+  task.table = p.table;
+  return task;
+}
+
+GemmPart part_for(Matrix matrix, int64_t n, float* out, int64_t stride) {
+  GemmPart part;
+  part.matrix = matrix, part.n = n, part.out = out, part.out_stride = stride;
+  return part;
+}
+
+// gate and up of every place, side by side; one launch where they are of one format.
+cudaError_t gate_and_up(const RoutedParams& p, const Scratch& s, cudaStream_t stream) {
+  const GemmPart parts[2] = {part_for(Matrix::kGate, p.ffn, s.wide, 2 * p.ffn),
+                             part_for(Matrix::kUp, p.ffn, s.wide + p.ffn, 2 * p.ffn)};
+  const Fmt formats[2] = {p.gate_format, p.up_format};
+  const bool together = formats[0] == formats[1];
+  for (int i = 0; i < (together ? 1 : 2); ++i) {
+    GemmTask task = task_for(p, s);
+    set_input(task, s.x[int(narrow_of(formats[i]))], p.hidden);
+    task.x_row = s.group.order, task.x_divisor = p.top_k;
+    add_part(task, parts[i]);
+    if (together) add_part(task, parts[1]);
+    if (const cudaError_t error = gemm_as(formats[i], task, stream); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t narrow_middle(const RoutedParams& p, const Scratch& s, cudaStream_t stream) {
+  ActivationParams act = p.activation;
+  act.rows = s.group.assignments, act.width = p.ffn, act.in_stride = 2 * p.ffn;
+  act.gate = s.wide, act.up = s.wide + p.ffn;
+  return narrow_gated(narrow_of(p.down_format), act, s.group.totals + 1, s.gated, stream);
+}
+
+cudaError_t down(const RoutedParams& p, const Scratch& s, cudaStream_t stream) {
+  GemmTask task = task_for(p, s);
+  set_input(task, s.gated, p.ffn);
+  task.out_row = s.group.order;
+  add_part(task, part_for(Matrix::kDown, p.hidden, s.wide, p.hidden));
+  return gemm_as(p.down_format, task, stream);
+}
+
+}  // namespace
+
+uint64_t routed_gemm_scratch(const RoutedParams& p) {
+  Carve carve(nullptr);
+  carve_scratch(carve, p, kSmallTile);
+  return carve.bytes();
+}
+
+cudaError_t routed_gemm(const RoutedParams& p, cudaStream_t stream) {
+  // Halfway between the two, tiles that unpack weights once for 128 rows begin to pay.
+  const int64_t assignments = p.rows * p.top_k, used = min(assignments, int64_t(p.experts));
+  return routed_gemm_tiled(p, 2 * assignments >= (kSmallTile + kLargeTile) * used ? kLargeTile : kSmallTile, stream);
+}
+
+cudaError_t routed_gemm_tiled(const RoutedParams& p, int tile_rows, cudaStream_t stream) {
+  if (p.rows <= 0) return cudaSuccess;
+  const int64_t assignments = p.rows * p.top_k;
+  if (assignments > INT32_MAX || !fits(p.rows, p.hidden) || !fits(assignments, p.ffn)) return cudaErrorInvalidValue;
+  Carve carve(p.scratch);
+  const Scratch s = carve_scratch(carve, p, tile_rows);
+  cudaError_t error = group(s.group, stream);
+  for (int kind = 0; kind < 2 && error == cudaSuccess; ++kind)
+    if (s.x[kind].chunks > 0) error = narrow(Narrow(kind), p.x, p.hidden, p.rows, p.hidden, s.x[kind], stream);
+  if (error == cudaSuccess) error = gate_and_up(p, s, stream);
+  if (error == cudaSuccess) error = narrow_middle(p, s, stream);
+  if (error == cudaSuccess) error = down(p, s, stream);
+  return error == cudaSuccess ? combine_routed(p, s.wide, stream) : error;
+}
+
+}  // namespace ef::cuda

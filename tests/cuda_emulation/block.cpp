@@ -135,7 +135,7 @@ void begin_block(uint64_t number) {
     g_block.warp[w] = {};
     g_block.warp[w].fresh = lanes == kLanes ? 0xffffffffu : (1u << lanes) - 1;
   }
-  fill_shared(launch.shared, number == 0);
+  fill_shared(launch.shared, number);
 }
 
 void end_block() {
@@ -149,6 +149,9 @@ void end_block() {
 uint32_t first_lane(uint32_t lanes) {
   return uint32_t(g_block.descending ? 31 - std::countl_zero(lanes) : std::countr_zero(lanes));
 }
+
+// Where a block begins.
+uint32_t first_warp() { return g_block.descending ? g_block.warps - 1 : 0; }
 
 // The thread to run after one of the warp `from`: null where none can.
 Thread* next_thread(uint32_t from) {
@@ -258,13 +261,12 @@ void run_threads() {
     Thread& t = *g_thread;
     Fiber& self = *t.fiber;
     g_block.launch->run();
-    const uint32_t warp = g_thread->warp();
-    leave(*g_thread);
+    leave(t);
     if (g_block.present == 0) {
       end_block();
       if (g_block.number + 1 < g_block.count) begin_block(g_block.number + 1);
     }
-    Thread* next = next_thread(warp);
+    Thread* next = next_thread(g_block.present < g_block.threads ? t.warp() : first_warp());
     if (!next && g_block.present > 0) stop_with("no thread can go on in " + kernel_text() + positions());
     if (next && take(*next)) {
       next->fiber = &self;
@@ -341,7 +343,7 @@ void run(const Launch& launch) {
     t.copy_group = 0;
   }
   begin_block(0);
-  Thread& first = *next_thread(0);
+  Thread& first = *next_thread(first_warp());
   take(first);
   first.fiber = &idle_fiber();
   Fiber::change(g_host, *first.fiber);

@@ -1,27 +1,76 @@
 #include "tests/cuda_emulation/shared_memory.h"
 
+#include <elf.h>
+#include <link.h>
+
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <fstream>
+#include <span>
+#include <string_view>
+#include <vector>
 
 #include "tests/cuda_emulation/include/emulated/block.h"
 
 namespace ef::emulated {
 namespace {
 
+constexpr unsigned char kFresh = 0xff;
 constexpr size_t kBehind = 1024;
 // At an odd multiple of 16 bytes: kernels are promised no more.
 alignas(128) unsigned char g_memory[16 + kMostShared + kBehind];
 unsigned char* const g_dynamic = g_memory + 16;
 
+using Variable = std::span<unsigned char>;
+
+// What kernels declare __shared__: the program's own table of symbols has the places, and __shared__ (cuda_runtime.h)
+// has put a tag into the names. Nothing where that table was stripped.
+std::vector<Variable> shared_variables() {
+  std::vector<Variable> found;
+  std::ifstream in("/proc/self/exe", std::ios::binary);
+  const std::vector<char> file((std::istreambuf_iterator<char>(in)), {});
+  if (file.size() < sizeof(ElfW(Ehdr))) return found;
+  const auto* header = reinterpret_cast<const ElfW(Ehdr)*>(file.data());
+  const auto* sections = reinterpret_cast<const ElfW(Shdr)*>(file.data() + header->e_shoff);
+  ElfW(Addr) base = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* to) { return *static_cast<ElfW(Addr)*>(to) = info->dlpi_addr, 1; },
+      &base);  // the first is the program
+  for (int i = 0; i < header->e_shnum; ++i) {
+    if (sections[i].sh_type != SHT_SYMTAB) continue;
+    const char* names = file.data() + sections[sections[i].sh_link].sh_offset;
+    const auto* symbols = reinterpret_cast<const ElfW(Sym)*>(file.data() + sections[i].sh_offset);
+    for (const auto& symbol : std::span(symbols, sections[i].sh_size / sizeof *symbols))
+      if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC &&
+          std::string_view(names + symbol.st_name).find("B9ef_shared") != std::string_view::npos)
+        found.emplace_back(reinterpret_cast<unsigned char*>(base + symbol.st_value), symbol.st_size);
+  }
+  return found;
+}
+
+bool is_fresh(Variable bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](unsigned char byte) { return byte == kFresh; });
+}
+
+std::vector<Variable> g_used;  // by the launch that runs
+
 }  // namespace
 
 void* dynamic_shared() { return g_dynamic; }
 
-void fill_shared(size_t dynamic_bytes, bool) { std::memset(g_dynamic, 0xff, dynamic_bytes + kBehind); }
-
-bool shared_end_intact(size_t dynamic_bytes) {
-  const unsigned char* end = g_dynamic + dynamic_bytes;
-  return std::all_of(end, end + kBehind, [](unsigned char byte) { return byte == 0xff; });
+void fill_shared(size_t dynamic_bytes, uint64_t block) {
+  std::memset(g_dynamic, kFresh, dynamic_bytes + kBehind);
+  static const std::vector<Variable> all = shared_variables();
+  // Most of them belong to other kernels: which do not is looked for now and then.
+  if (std::has_single_bit(block)) {
+    g_used.clear();
+    for (Variable variable : all)
+      if (!is_fresh(variable)) g_used.push_back(variable);
+  }
+  for (Variable variable : block == 0 ? all : g_used) std::memset(variable.data(), kFresh, variable.size());
 }
+
+bool shared_end_intact(size_t dynamic_bytes) { return is_fresh({g_dynamic + dynamic_bytes, kBehind}); }
 
 }  // namespace ef::emulated

@@ -357,9 +357,12 @@ int main(int argc, char** argv) {
     for (int context : {128, 512, 2048, 8192, 32768}) time_decode(qwen, context, batch);
   for (int depth : {0, 2048})
     for (int rows : {512, 2048}) time_prefill(qwen, rows, depth);
+  time_prefill(qwen, 32, 8192);
   Case latent;
   latent.name = "latent 16";
   latent.heads = 16, latent.kv_heads = 1, latent.k_dim = 576, latent.v_dim = 512, latent.latent = true;
   for (int context : {512, 8192}) time_decode(latent, context, 1);
+  latent.name = "latent 128", latent.heads = 128;
+  time_decode(latent, 8192, 1);
   return 0;
 }

@@ -357,9 +357,9 @@ TEST(AttendDecode, SomeRowsOfOneSequence) {
   for (int type : {1, 2}) {
     Case c;
     c.type = type, c.one_row_each = false, c.norm = Norm::kHead, c.rotary = 64;
-    add_rows(c, 0, 30, 34);
+    add_rows(c, 0, 30, 32);
     c.rows.push_back({1, 100});
-    add_rows(c, 2, 0, 3);
+    c.rows.push_back({2, 0});
     check(c, decode_bound(c));
   }
 }
@@ -414,6 +414,20 @@ TEST(AttendPrefill, QueriesBeyondFloat16) {
     add_rows(c, 0, 0, 20);
     check(c, prefill_bound(c));
   }
+}
+
+TEST(AttendPrefill, FewRowsOverManyKeys) {
+  for (int window : {0, 300})
+    for (int group : {4, 7}) {
+      SCOPED_TRACE("window " + std::to_string(window) + ", " + std::to_string(group) + " heads");
+      Case c;
+      c.heads = group, c.kv_heads = 1, c.k_dim = c.v_dim = 32, c.one_row_each = false, c.window = window;
+      c.sinks = group == 4;
+      add_rows(c, 0, 990, 996);
+      c.rows.push_back({1, 3});
+      add_rows(c, 2, 400, 403);
+      check(c, prefill_bound(c));
+    }
 }
 
 TEST(AttendPrefill, NormsAndClipping) {

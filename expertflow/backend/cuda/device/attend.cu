@@ -7,10 +7,14 @@
 namespace ef::cuda {
 namespace {
 
-constexpr int64_t kFewRows = 16;               // of a sequence: a block each reads the keys again, through the cache
+constexpr int64_t kFewRows = 4;                // of a sequence: a block each reads the keys again, through the cache
 constexpr int64_t kReferenceFloats = 8 << 20;  // scratch of the reference, for as many rows as fit
 
 enum class Way : uint8_t { kDecode, kPrefill, kLatent, kReference };
+
+int64_t prefill_units(const AttendParams& p, const PrefillPlan& plan) {
+  return (p.kv.rows + plan.tokens - 1) / plan.tokens * p.kv.kv_heads * plan.chunks;
+}
 
 PrefillPlan prefill_plan(const AttendParams& p) {
   PrefillPlan plan;
@@ -18,6 +22,11 @@ PrefillPlan prefill_plan(const AttendParams& p) {
   plan.chunk = std::min(per_kv, kPrefillRows), plan.chunks = (per_kv + plan.chunk - 1) / plan.chunk;
   plan.tokens = kPrefillRows / plan.chunk;
   with_dims(p.kv.k_dim, p.kv.v_dim, [&](auto dims) { plan.shared = PrefillShared<decltype(dims)>::bytes(); });
+  // Keys are split where blocks of tokens leave most of the device idle, into parts that are worth a block.
+  constexpr int64_t kWorth = 256;  // keys
+  const int64_t reach = p.window > 0 ? std::min<int64_t>(p.reach, p.window + plan.tokens) : p.reach;
+  plan.splits = int(std::max<int64_t>(
+      1, std::min(device_traits().multiprocessors / prefill_units(p, plan), (reach + kWorth - 1) / kWorth)));
   return plan;
 }
 
@@ -133,8 +142,10 @@ uint64_t attend_scratch(const AttendParams& p) {
       const LatentPlan plan = latent_plan(p);
       return of_pieces(p.kv.rows * plan.chunks, plan.splits, kLatentHeads);
     }
-    case Way::kPrefill:
-      return 0;
+    case Way::kPrefill: {
+      const PrefillPlan plan = prefill_plan(p);
+      return of_pieces(prefill_units(p, plan), plan.splits, kPrefillRows);
+    }
     default:
       return uint64_t(attention_scratch_floats(reference_rows(p), p.heads, p.kv.v_dim, p.reach)) * sizeof(float);
   }

@@ -244,6 +244,7 @@ struct PrefillShared {
 struct PrefillPlan {
   int chunk = 0, chunks = 0;  ///< heads of a block, and blocks for the heads of a key head
   int tokens = 0;             ///< of a block
+  int splits = 1;             ///< of a block's keys
   size_t shared = 0;
 };
 template <class Kv>

@@ -41,9 +41,28 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_kernel(const AttendPara
     T* at = query + (count + i / kK) * S::kKeyStride + i % kK;
     at[0] = at[kDecodeHeads * S::kKeyStride] = Kv::put(0.f);
   }
-  if (!p.settled) wait_for_earlier();
+  // Heads' numbers, to shared memory.
+  const int pairs = p.rotary / 2;
+  const auto fetch = [&](const float* from, int item, int n) {
+    for (int i = tid; i < n / 4; i += threads)
+      *reinterpret_cast<float4*>(heads + (item + 4 * i / kK) * S::kHeadStride + 4 * i % kK) =
+          *reinterpret_cast<const float4*>(from + 4 * i);
+  };
+  const auto fetch_inputs = [&] {
+    fetch(p.q + (int64_t(row) * p.heads + head0) * kK, 0, count * kK);
+    if (plan.new_in_input) {
+      fetch(p.k + (int64_t(row) * kv.kv_heads + kv_head) * kK, count, kK);
+      fetch(p.v + (int64_t(row) * kv.kv_heads + kv_head) * kV, count + 1, kV);
+    }
+    for (int i = tid; i < pairs; i += threads) {
+      cos[i] = p.cos[int64_t(row) * pairs + i];
+      sin[i] = p.sin[int64_t(row) * pairs + i];
+    }
+  };
 
-  const int position = kv.position[row], first = first_visible(position, p.window);
+  if (!p.settled) wait_for_earlier();
+  const int position = kv.position[row], sequence = kv.sequence[row], first = first_visible(position, p.window);
+  if (!p.settled) fetch_inputs();
   const int length = piece_length(position + 1 - first, plan.splits, warps * kTile);
   const int pieces = (position - first) / length + 1, piece = blockIdx.x;
   if (piece >= pieces) {
@@ -53,7 +72,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_kernel(const AttendPara
   const int begin = first + piece * length, end = min(begin + length, position + 1);
   const int tiles = (end - begin + kTile - 1) / kTile;
   const int own = plan.new_in_input && piece == pieces - 1 ? position : -1;
-  const int32_t* table = kv.block_table + int64_t(kv.sequence[row]) * kv.max_blocks;
+  const int32_t* table = kv.block_table + int64_t(sequence) * kv.max_blocks;
   const T* keys = reinterpret_cast<const T*>(kv.k) + kv_head * kK;
   const T* values = reinterpret_cast<const T*>(kv.v) + kv_head * kV;
 
@@ -85,22 +104,11 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_kernel(const AttendPara
   int next = places(warp + 2 * warps);
 
   // The heads, and the new key and value where they are this block's.
-  if (p.settled) wait_for_earlier();
-  const int items = count + (own >= 0 ? 2 : 0), pairs = p.rotary / 2;
-  const float* q = p.q + (int64_t(row) * p.heads + head0) * kK;
-  const float* k = p.k + (int64_t(row) * kv.kv_heads + kv_head) * kK;
-  const float* v = p.v + (int64_t(row) * kv.kv_heads + kv_head) * kV;
-  const auto fetch = [&](const float* from, int item, int n) {  // n floats for consecutive heads
-    for (int i = tid; i < n / 4; i += threads)
-      *reinterpret_cast<float4*>(heads + (item + 4 * i / kK) * S::kHeadStride + 4 * i % kK) =
-          *reinterpret_cast<const float4*>(from + 4 * i);
-  };
-  fetch(q, 0, count * kK);
-  if (own >= 0) fetch(k, count, kK), fetch(v, count + 1, kV);
-  for (int i = tid; i < pairs; i += threads) {
-    cos[i] = p.cos[int64_t(row) * pairs + i];
-    sin[i] = p.sin[int64_t(row) * pairs + i];
+  if (p.settled) {
+    wait_for_earlier();
+    fetch_inputs();
   }
+  const int items = count + (own >= 0 ? 2 : 0);
   const bool whole = p.norm_whole;
   float q_inverse = 0, k_inverse = 0;
   if (whole && p.q_norm)

@@ -1,10 +1,17 @@
 // Many rows: a block takes 128 rows of queries, tokens times the heads of one key head, sixteen to a warp, and passes
 // over the keys in tiles (FlashAttention-2, arXiv:2307.08691). Tokens of a block fall into runs of one sequence each;
-// the passes of its runs follow one another, and rows of other runs see nothing of them.
+// the passes of its runs follow one another, and rows of other runs see nothing of them. Where there are few tokens and
+// many keys, the passes are split among blocks, and a second kernel joins what they leave.
 #pragma once
 #include "attend.cuh"
 
 namespace ef::cuda {
+
+// What the blocks of some tokens and some heads of a key head leave where their keys are split.
+__device__ inline Pieces prefill_pieces(const AttendParams& p, const PrefillPlan& plan, int64_t tile, int y, int ys) {
+  const int64_t tiles = (p.kv.rows + plan.tokens - 1) / plan.tokens;
+  return pieces_of(p, tile * ys + y, tiles * ys, plan.splits, kPrefillRows);
+}
 
 template <class Kv, class Dims>
 __global__ void __launch_bounds__(kPrefillThreads) prefill_kernel(const AttendParams p, const PrefillPlan plan) {
@@ -47,10 +54,15 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_kernel(const AttendPa
   __syncthreads();
   const int runs = run_of[tokens - 1] + 1;
 
-  // Tiles of keys, one run's after the other's.
+  const auto tiles_of = [&](int run) { return (run_end[run] - run_begin[run] + kKeys - 1) / kKeys; };
+  // Tiles of keys, one run's after the other's; this block's are an equal part of them.
   struct Tile {
     int run, begin;
   };
+  int all_tiles = 0;
+  for (int i = 0; i < runs; ++i) all_tiles += tiles_of(i);
+  int skipped = int(int64_t(all_tiles) * blockIdx.z / plan.splits);
+  const int tiles = int(int64_t(all_tiles) * (blockIdx.z + 1) / plan.splits) - skipped;
   const auto after = [&](Tile t) -> Tile {
     if (t.begin + kKeys < run_end[t.run]) return {t.run, t.begin + kKeys};
     return {t.run + 1, t.run + 1 < runs ? run_begin[t.run + 1] : 0};
@@ -83,7 +95,11 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_kernel(const AttendPa
     copy_async_commit();
   };
 
-  Tile tile{0, run_begin[0]}, next = after(tile);
+  Tile tile{0, run_begin[0]};
+  for (; tile.run + 1 < runs && skipped >= tiles_of(tile.run); tile = {tile.run + 1, run_begin[tile.run + 1]})
+    skipped -= tiles_of(tile.run);
+  tile.begin += skipped * kKeys;
+  Tile next = after(tile);
   if (tid < kKeys) places[0][tid] = find(tile), places[1][tid] = find(next);
   // Queries, as attend_heads() leaves them. They lie where the second stage does until they are in registers.
   T* queries = shared + S::kQueries;
@@ -118,10 +134,10 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_kernel(const AttendPa
     to_score[i] = valid ? p.q[((token0 + token) * p.heads + head0 + head) * kK + kK / 2] * p.scale * kLog2E : 1.f;
   }
 
-  for (int at = 0; tile.run < runs; at ^= 1) {
+  for (int i = 0, at = 0; i < tiles; ++i, at ^= 1) {
     copy_async_wait<0>();
     __syncthreads();  // this tile is there, and the one before has been used
-    load(next, places[at ^ 1], shared + (at ^ 1) * S::kStage);
+    if (i + 1 < tiles) load(next, places[at ^ 1], shared + (at ^ 1) * S::kStage);
     const Tile later = next.run < runs ? after(next) : next;
     const int later_place = find(later);
 
@@ -212,6 +228,16 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_kernel(const AttendPa
     const int r = warp * 16 + lane / 4 + 8 * i, token = r / plan.chunk, head = head0 + r % plan.chunk;
     if (row_run[i] < 0) continue;
     float share = 1.f, base = largest[i] * to_score[i];
+    if (plan.splits > 1) {
+      const Pieces to = prefill_pieces(p, plan, token0 / plan.tokens, blockIdx.y, gridDim.y);
+      const int at = blockIdx.z * kPrefillRows + r;
+#pragma unroll
+      for (int j = 0; j < kV / 8; ++j)
+        *reinterpret_cast<float2*>(to.sums + at * kV + j * 8 + column) =
+            make_float2(sums[j][2 * i], sums[j][2 * i + 1]);
+      if (lane % 4 == 0) to.totals[at] = make_float2(base, sum[i]);
+      continue;
+    }
     if (p.sinks) {
       const float sink = p.sinks[head] * kLog2E, most = fmaxf(base, sink);
       share = power_of_two(base - most);
@@ -225,13 +251,46 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_kernel(const AttendPa
   }
 }
 
+// A thread: four elements of a row's head.
+template <int kV>
+__global__ void __launch_bounds__(kPrefillThreads) prefill_join_kernel(const AttendParams p, const PrefillPlan plan) {
+  let_later_start();
+  wait_for_earlier();
+  const int64_t i = int64_t(blockIdx.x) * kPrefillThreads + threadIdx.x, row = i / (kV / 4) / p.heads;
+  if (row >= p.kv.rows) return;
+  const int head = int(i / (kV / 4) % p.heads), d = int(i % (kV / 4)) * 4, per_kv = p.heads / p.kv.kv_heads;
+  const int y = head / per_kv * plan.chunks + head % per_kv / plan.chunk;
+  const Pieces from = prefill_pieces(p, plan, row / plan.tokens, y, p.kv.kv_heads * plan.chunks);
+  const int r = int(row % plan.tokens) * plan.chunk + head % per_kv % plan.chunk;
+  const float sink = p.sinks ? p.sinks[head] * kLog2E : -INFINITY;
+  float most = sink;
+  for (int j = 0; j < plan.splits; ++j) most = fmaxf(most, from.totals[j * kPrefillRows + r].x);
+  float total = power_of_two(sink - most);
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+  for (int j = 0; j < plan.splits; ++j) {
+    const float2 of_piece = from.totals[j * kPrefillRows + r];
+    const float4 x = *reinterpret_cast<const float4*>(from.sums + (j * kPrefillRows + r) * kV + d);
+    const float share = power_of_two(of_piece.x - most);
+    total = fmaf(of_piece.y, share, total);
+    sum.x = fmaf(x.x, share, sum.x), sum.y = fmaf(x.y, share, sum.y);
+    sum.z = fmaf(x.z, share, sum.z), sum.w = fmaf(x.w, share, sum.w);
+  }
+  *reinterpret_cast<float4*>(p.out + i * 4) = make_float4(sum.x / total, sum.y / total, sum.z / total, sum.w / total);
+}
+
 template <class Kv>
 cudaError_t attend_prefill(const AttendParams& p, const PrefillPlan& plan, cudaStream_t stream) {
   cudaError_t error = cudaErrorInvalidValue;
-  const dim3 grid(unsigned((p.kv.rows + plan.tokens - 1) / plan.tokens), unsigned(p.kv.kv_heads * plan.chunks));
+  const dim3 grid(unsigned((p.kv.rows + plan.tokens - 1) / plan.tokens), unsigned(p.kv.kv_heads * plan.chunks),
+                  unsigned(plan.splits));
   with_dims(p.kv.k_dim, p.kv.v_dim, [&](auto dims) {
-    error = launch(prefill_kernel<Kv, decltype(dims)>, {grid, kPrefillThreads, plan.shared, Start::kEarly}, stream, p,
-                   plan);
+    using Dims = decltype(dims);
+    error = launch(prefill_kernel<Kv, Dims>, {grid, kPrefillThreads, plan.shared, Start::kEarly}, stream, p, plan);
+    if (error != cudaSuccess || plan.splits == 1) return;
+    const int64_t quartets = p.kv.rows * p.heads * (Dims::kV / 4);
+    const dim3 blocks(unsigned((quartets + kPrefillThreads - 1) / kPrefillThreads));
+    error = launch(prefill_join_kernel<Dims::kV>, {blocks, kPrefillThreads, 0, Start::kEarly}, stream, p, plan);
   });
   return error;
 }

@@ -53,6 +53,8 @@ Way way_of(const AttendParams& p) {
   return prefill_plan(p).shared + kPrefillStatic <= size_t(device_traits().shared_bytes) ? Way::kPrefill : Way::kDecode;
 }
 
+int64_t decode_units(const AttendParams& p, const DecodePlan& plan) { return p.kv.rows * p.kv.kv_heads * plan.chunks; }
+
 DecodePlan decode_plan(const AttendParams& p) {
   DecodePlan plan;
   plan.warps = kDecodeThreads / 32;
@@ -65,18 +67,15 @@ DecodePlan decode_plan(const AttendParams& p) {
   plan.chunk = std::min(per_kv, kDecodeHeads), plan.chunks = (per_kv + plan.chunk - 1) / plan.chunk;
   plan.new_in_input = p.one_row_each;
   // Another piece costs the join about a ninth of what another tile costs a warp: as many pieces as balance the two,
-  // and no more than the device holds at once.
-  constexpr int64_t kMostPieces = 64, kBlocksAtOnce = 2;
+  // and no more than a block for each multiprocessor: that is enough under way to keep the memory busy.
+  constexpr int64_t kMostPieces = 64;
   const int64_t visible = p.window > 0 ? std::min<int64_t>(p.reach, p.window) : p.reach;
   const int64_t tiles = std::max<int64_t>(1, (visible + kTile * plan.warps - 1) / (kTile * plan.warps));
-  const int64_t units = p.kv.rows * p.kv.kv_heads * plan.chunks;
-  const int64_t room = kBlocksAtOnce * device_traits().multiprocessors / std::max<int64_t>(1, units);
+  const int64_t room = device_traits().multiprocessors / decode_units(p, plan);
   const int64_t balance = int64_t(std::ceil(std::sqrt(8.5 * double(tiles))));
   plan.splits = int(std::max<int64_t>(1, std::min({tiles, balance, room, kMostPieces})));
   return plan;
 }
-
-int64_t decode_units(const AttendParams& p, const DecodePlan& plan) { return p.kv.rows * p.kv.kv_heads * plan.chunks; }
 
 cudaError_t decode(const AttendParams& given, cudaStream_t stream) {
   AttendParams p = given;

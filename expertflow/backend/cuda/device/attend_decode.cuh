@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_kernel(const AttendPara
   for (int i = tid; i < count * (kV / 4); i += threads) {
     const int h = i / (kV / 4), d = i % (kV / 4) * 4;
     float4 x = make_float4(0, 0, 0, 0);
-#pragma unroll 8
+#pragma unroll 16
     for (int j = 0; j < pieces; ++j) {
       const float4 y = __ldcg(reinterpret_cast<const float4*>(scratch.sums + (j * plan.chunk + h) * kV + d));
       const float share = shares[j * kDecodeHeads + h];

@@ -1,6 +1,7 @@
 // Launchers of the fast kernels: rounded activations, tensor cores, sums split by shape. Results depend on the batch in
 // their last bits; the kernels of params.h, which do not, are the reference for these. Shapes as in backend.h. All
 // memory is the device's; nothing here waits, allocates, or reads what a kernel wrote, so that a stream can record it.
+// Weights begin at 16-byte boundaries, and are read up to the next such boundary behind their end.
 #pragma once
 #include "params.h"
 

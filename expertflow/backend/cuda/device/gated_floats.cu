@@ -1,0 +1,9 @@
+#include "matvec_kernel.cuh"
+
+namespace ef::cuda {
+
+cudaError_t gated_floats(const MatvecJob& job, const Shape& shape, cudaStream_t stream) {
+  return launch_for_rows([](auto rows) { return gated_kernel<MeetF32, decltype(rows)::value>; }, shape, stream, job);
+}
+
+}  // namespace ef::cuda

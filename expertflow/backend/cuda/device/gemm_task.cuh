@@ -1,5 +1,6 @@
 // What one launch of a product on tensor cores computes, and what the launchers share.
 #pragma once
+#include "carve.cuh"
 #include "fast.h"
 #include "narrow.cuh"
 
@@ -66,22 +67,6 @@ inline int64_t blocks_of(const GemmTask& task) {
 void add_part(GemmTask&, const GemmPart&);
 void set_input(GemmTask&, const NarrowRows&, int64_t cols);
 
-/// Memory dealt out of one piece, each part on a 256-byte boundary; without one it counts.
-class Carve {
- public:
-  explicit Carve(void* base) : base_(static_cast<unsigned char*>(base)) {}
-  template <class T>
-  T* take(int64_t count) {
-    void* at = base_ ? base_ + bytes_ : nullptr;
-    bytes_ += (uint64_t(count) * sizeof(T) + 255) / 256 * 256;
-    return static_cast<T*>(at);
-  }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  unsigned char* base_;
-  uint64_t bytes_ = 0;
-};
 bool fits(int64_t rows, int64_t cols);  ///< whether a launch can count the chunks of such rows
 NarrowRows carve_narrow(Carve&, int64_t rows, int64_t cols);
 

@@ -1,7 +1,7 @@
 // The router's choices by expert: an order of the assignments in which each expert's stand together, ascending, and
 // tiles over it. Assignments whose id is no expert's are in no place of the order.
 #pragma once
-#include "params.h"
+#include "fast.h"
 
 namespace ef::cuda {
 
@@ -16,5 +16,8 @@ struct GroupParams {
 };
 int64_t most_tiles(int64_t assignments, int experts, int tile_rows);
 cudaError_t group(const GroupParams&, cudaStream_t);
+
+/// The rows' sums in rank order of down's [assignments, hidden], to out or add_to; what has no expert counts as zero.
+cudaError_t combine_routed(const RoutedParams&, const float* down, cudaStream_t);
 
 }  // namespace ef::cuda

@@ -113,15 +113,16 @@ bool cut(const Work& work, Cut& out) {
   const int64_t most_cols = 1 << 28;
   if (work.cols <= 0 || work.cols > most_cols) return false;
   const int cols = int(work.cols);
-  const int64_t matrices = round_up_to(int(sizeof(Matrix)) * work.count * work.repeats, 16);
+  const int64_t matrices = round_up_to(int(sizeof(MatrixShare)) * work.count * work.repeats, 16);
   const int64_t partials = int64_t(sizeof(float)) * kMostWarps * kMostSums * (work.pairs ? 2 : 1);
   const int64_t x_row = work.integers ? QuantizedRows::row_bytes(cols) : FloatRows::row_bytes(cols);
-  const int64_t fixed = matrices + partials + work.x_rows * x_row;
+  const int64_t rows_at = matrices + partials + round_up_to(int(work.extra_bytes), 16);
+  const int64_t fixed = rows_at + work.x_rows * x_row;
   const int64_t whole = device_traits().shared_bytes;
   // Where registers let two blocks share a multiprocessor, memory should: the next kernel starts beside this one.
   constexpr int64_t kOfSystem = 1 << 10;
   const int64_t half = work.rows <= 2 ? whole / 2 - kOfSystem : whole;
-  for (int warps = kMostWarps; warps >= 4; warps /= 2) {
+  for (int warps = work.most_warps; warps >= 4; warps /= 2) {
     for (const int64_t bytes : {half, whole}) {
       Candidate c;
       int depth = 0;
@@ -130,7 +131,8 @@ bool cut(const Work& work, Cut& out) {
       out.layout.cols = cols;
       out.layout.depth = depth, out.layout.slot_bytes = c.slot_bytes, out.layout.split = c.split;
       out.layout.partial_at = int(matrices);
-      out.layout.rows_at = int(matrices + partials);
+      out.layout.extra_at = int(matrices + partials);
+      out.layout.rows_at = int(rows_at);
       out.layout.ring_at = int(fixed);
       out.warps = warps;
       out.shared_bytes =

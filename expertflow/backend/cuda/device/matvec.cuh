@@ -29,11 +29,11 @@ struct Layout {
   int cols = 0;
   int depth = 1, slot_bytes = 0;  ///< of a warp's ring
   int split = 1;  ///< warps that share a tile, each with every split-th segment; then a warp has one tile at most
-  int partial_at = 0, rows_at = 0, ring_at = 0;
+  int partial_at = 0, extra_at = 0, rows_at = 0, ring_at = 0;
 };
 
 /// One of a block's matrices, in shared memory, and the block's share of it.
-struct Matrix {
+struct MatrixShare {
   Weights w;
   Plan plan;
   int n = 0;  ///< rows end here
@@ -55,7 +55,7 @@ struct alignas(16) TileHead {
 // matrices of one shape, a tile of the first and then the same of the second.
 template <bool kPairs>
 struct Walk {
-  __device__ Walk(const Matrix* matrices, int count, int split) : matrices(matrices), count(count), split(split) {
+  __device__ Walk(const MatrixShare* matrices, int count, int split) : matrices(matrices), count(count), split(split) {
     const int warp = int(threadIdx.x) / kLanes;
     tile = warp / split, part = segment = warp % split;
     seek();
@@ -80,14 +80,14 @@ struct Walk {
     tile += int(blockDim.x) / kLanes / split;
     seek();
   }
-  const Matrix* matrices;
+  const MatrixShare* matrices;
   int count, split;
   int matrix = 0, tile, part, segment;
 };
 
 template <bool kPairs>
 struct Ring {
-  __device__ Ring(const Layout& layout, uint8_t* memory, const Matrix* matrices, int count)
+  __device__ Ring(const Layout& layout, uint8_t* memory, const MatrixShare* matrices, int count)
       : walk(matrices, count, layout.split),
         slots(memory + layout.ring_at),
         depth(layout.depth),
@@ -105,13 +105,13 @@ struct Ring {
     if (walk.ended()) {
       if (lane == 0) head->matrix = -1;
     } else {
-      const Matrix& m = walk.matrices[walk.matrix];
+      const MatrixShare& m = walk.matrices[walk.matrix];
       const Plan& plan = m.plan;
       const int row = m.first_row + walk.tile * plan.tile_rows, rows = min(plan.tile_rows, m.n - row);
       const int begin = walk.segment * plan.segment_bytes;
       const bool ends_row = walk.segment + 1 == plan.segments;
       const int bytes = ends_row ? plan.row_bytes - begin : plan.segment_bytes;
-      const uint8_t* w = m.w.data + int64_t(row) * plan.row_bytes + begin;
+      const uint8_t* w = m.w.data ? m.w.data + int64_t(row) * plan.row_bytes + begin : nullptr;
       if (lane == 0) {
         head->matrix = walk.matrix, head->row = row;
         const int first = walk.segment * plan.segment_elements;
@@ -189,7 +189,7 @@ struct MeetQ8 {
   using Rows = QuantizedRows;
   static constexpr int kRows = R, kSums = R;
 
-  __device__ static void add(const Matrix& m, const TileHead& head, const uint8_t* rows, const Rows& x, int,
+  __device__ static void add(const MatrixShare& m, const TileHead& head, const uint8_t* rows, const Rows& x, int,
                              float (&acc)[kSums]) {
     const int lanes = kLanes / m.plan.tile_rows, lane = int(threadIdx.x) % kLanes, row = lane / lanes;
     const int misaligned = (head.misaligned + row * m.plan.row_bytes) & 15;
@@ -197,7 +197,7 @@ struct MeetQ8 {
                    lanes, x, acc);
   }
   // This lane's sum, and whose it is; false: another lane has it too.
-  __device__ static bool fold_sums(const Matrix& m, float (&acc)[kSums], float& sum, int& row, int& r) {
+  __device__ static bool fold_sums(const MatrixShare& m, float (&acc)[kSums], float& sum, int& row, int& r) {
     const int lanes = kLanes / m.plan.tile_rows, lane = int(threadIdx.x) % kLanes;
     sum = fold(acc, lanes);
     row = lane / lanes, r = lane % R;
@@ -211,7 +211,7 @@ struct MeetF32 {
   static constexpr int kTileRows = R <= 2 ? 2 : 4;
   static constexpr int kRows = R, kSums = kTileRows * R;
 
-  __device__ static void add(const Matrix& m, const TileHead& head, const uint8_t* rows, const Rows& x, int cols,
+  __device__ static void add(const MatrixShare& m, const TileHead& head, const uint8_t* rows, const Rows& x, int cols,
                              float (&acc)[kSums]) {
     FloatTile<kTileRows> tile;
 #pragma unroll
@@ -223,7 +223,7 @@ struct MeetF32 {
     tile.first = head.first, tile.elements = head.elements;
     add_product<kTileRows, R>(m.plan.format, tile, int(threadIdx.x) % kLanes, x, acc);
   }
-  __device__ static bool fold_sums(const Matrix&, float (&acc)[kSums], float& sum, int& row, int& r) {
+  __device__ static bool fold_sums(const MatrixShare&, float (&acc)[kSums], float& sum, int& row, int& r) {
     const int lane = int(threadIdx.x) % kLanes;
     sum = fold(acc, kLanes);
     row = lane % kSums / R, r = lane % R;
@@ -237,7 +237,7 @@ constexpr int kMostSums = 32;  // of a tile
 // thread. x_of(matrix): the activations that the matrix meets. parts: [warps, kMostSums], twice for pairs.
 template <class M, bool kPairs, class XOf, class Sink>
 __device__ void run(Ring<kPairs>& ring, XOf x_of, float* parts, Sink sink) {
-  const Matrix* matrices = ring.walk.matrices;
+  const MatrixShare* matrices = ring.walk.matrices;
   const int split = ring.walk.split, warp = int(threadIdx.x) / kLanes, threads = int(blockDim.x);
   float* const second_parts = parts + threads / kLanes * kMostSums;
   float acc[M::kSums] = {};
@@ -245,7 +245,7 @@ __device__ void run(Ring<kPairs>& ring, XOf x_of, float* parts, Sink sink) {
     ring.wait();
     const TileHead head = *reinterpret_cast<const TileHead*>(ring.slot());
     if (head.matrix < 0) break;
-    const Matrix& m = matrices[head.matrix];
+    const MatrixShare& m = matrices[head.matrix];
     M::add(m, head, ring.slot() + sizeof(TileHead), x_of(head.matrix), ring.cols, acc);
     if (head.last) {
       float sum;
@@ -295,8 +295,10 @@ struct Work {
   int64_t share[3] = {};  ///< rows of a matrix that one block takes
   int repeats = 1;        ///< matrices of each kind in a block
   bool pairs = false;
+  int most_warps = kMostWarps;
   int x_rows = 1;            ///< of activations in shared memory
-  uint64_t least_bytes = 0;  ///< of shared memory behind the rows of activations
+  uint64_t extra_bytes = 0;  ///< of shared memory for the kernel
+  uint64_t least_bytes = 0;  ///< behind the rows of activations, where the rings are
 };
 /// Cuts tiles and shared memory; false where the device has too little of it.
 struct Cut {
@@ -313,5 +315,26 @@ inline int padded_rows(int64_t rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : ro
 inline bool is_scalar(Fmt format) { return format <= Fmt::kF8E4M3; }
 /// Whether products of this format are sums of integers.
 inline bool in_integers(Meet meet, Fmt format) { return meet == Meet::kQ8 && !is_scalar(format); }
+
+template <int kValue>
+struct Count {
+  static constexpr int value = kValue;
+};
+
+// kernel_of(Count<R>) is the kernel for up to R rows.
+template <class KernelOf, class... Args>
+cudaError_t launch_for_rows(KernelOf kernel_of, int rows, const Shape& shape, cudaStream_t stream,
+                            const Args&... args) {
+  switch (padded_rows(rows)) {
+    case 1:
+      return launch(kernel_of(Count<1>{}), shape, stream, args...);
+    case 2:
+      return launch(kernel_of(Count<2>{}), shape, stream, args...);
+    case 4:
+      return launch(kernel_of(Count<4>{}), shape, stream, args...);
+    default:
+      return launch(kernel_of(Count<8>{}), shape, stream, args...);
+  }
+}
 
 }  // namespace ef::cuda

@@ -3,7 +3,8 @@
 namespace ef::cuda {
 
 cudaError_t matvec_floats(const MatvecJob& job, const Shape& shape, cudaStream_t stream) {
-  return launch_for_rows([](auto rows) { return matvec_kernel<MeetF32, decltype(rows)::value>; }, shape, stream, job);
+  const auto kernel_of = [](auto rows) { return matvec_kernel<MeetF32, decltype(rows)::value>; };
+  return launch_for_rows(kernel_of, job.rows, shape, stream, job);
 }
 
 }  // namespace ef::cuda

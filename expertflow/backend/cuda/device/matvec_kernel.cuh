@@ -16,14 +16,9 @@ struct MatvecJob {
   ActivationParams activation;  ///< of pairs
 };
 
-template <int kValue>
-struct Count {
-  static constexpr int value = kValue;
-};
-
 // This block's share of what is cut into tiles of plan.tile_rows rows.
-__device__ inline Matrix share_of(const Weights& w, const Plan& plan, int64_t n) {
-  Matrix m;
+__device__ inline MatrixShare share_of(const Weights& w, const Plan& plan, int64_t n) {
+  MatrixShare m;
   m.w = w, m.plan = plan, m.n = int(n);
   const int64_t tiles = (n + plan.tile_rows - 1) / plan.tile_rows;
   const int first = int(tiles * blockIdx.x / gridDim.x);
@@ -36,7 +31,7 @@ __device__ inline Matrix share_of(const Weights& w, const Plan& plan, int64_t n)
 template <class M, bool kPairs, class Sink>
 __device__ void matvec_block(const MatvecJob& job, uint8_t* memory, Sink sink) {
   let_later_start();
-  Matrix* matrices = reinterpret_cast<Matrix*>(memory);
+  MatrixShare* matrices = reinterpret_cast<MatrixShare*>(memory);
   for (int i = int(threadIdx.x); i < job.count; i += int(blockDim.x))
     matrices[i] = share_of(job.product[i].w, job.plan[i], job.product[i].n);
   __syncthreads();
@@ -46,7 +41,7 @@ __device__ void matvec_block(const MatvecJob& job, uint8_t* memory, Sink sink) {
   ask_for(job.in.norm_weight, 4 * int64_t(cols));
   ask_for(job.in.norm_bias, 4 * int64_t(cols));
   for (int i = 0; i < job.count; ++i) {
-    const Matrix& m = matrices[i];
+    const MatrixShare& m = matrices[i];
     if (m.w.bias) ask_for(m.w.bias + m.first_row, 4 * int64_t(m.tiles) * m.plan.tile_rows);
   }
 
@@ -60,7 +55,7 @@ __device__ void matvec_block(const MatvecJob& job, uint8_t* memory, Sink sink) {
       ring, [&](int) { return x; }, partial,
       [&](int i, int row, int r, float sum) {
         if (r >= job.rows) return;
-        const Matrix& m = matrices[i];
+        const MatrixShare& m = matrices[i];
         if (m.w.bias) sum += __ldg(m.w.bias + row);
         sink(i, row, int64_t(r) * m.n + row, sum);
       });
@@ -88,22 +83,6 @@ __global__ void __launch_bounds__(kLanes* kMostWarps, R <= 2 ? 2 : 1) gated_kern
     else
       job.product[0].out[at] = activate(a.kind, a.alpha, a.limit, gate, sum);
   });
-}
-
-// kernel_of(Count<R>) is the kernel for up to R rows.
-template <class KernelOf, class... More>
-cudaError_t launch_for_rows(KernelOf kernel_of, const Shape& shape, cudaStream_t stream, const MatvecJob& job,
-                            const More&... more) {
-  switch (padded_rows(job.rows)) {
-    case 1:
-      return launch(kernel_of(Count<1>{}), shape, stream, job, more...);
-    case 2:
-      return launch(kernel_of(Count<2>{}), shape, stream, job, more...);
-    case 4:
-      return launch(kernel_of(Count<4>{}), shape, stream, job, more...);
-    default:
-      return launch(kernel_of(Count<8>{}), shape, stream, job, more...);
-  }
 }
 
 cudaError_t matvec_integers(const MatvecJob&, const Shape&, cudaStream_t);

@@ -40,8 +40,8 @@ size_t route_space(const RouteParams& p, int rows) { return sizeof(float) * size
 
 cudaError_t route_floats(const MatvecJob& job, const RouteParams& route, unsigned* arrived, const Shape& shape,
                          cudaStream_t stream) {
-  return launch_for_rows([](auto rows) { return route_linear_kernel<decltype(rows)::value>; }, shape, stream, job,
-                         route, arrived);
+  const auto kernel_of = [](auto rows) { return route_linear_kernel<decltype(rows)::value>; };
+  return launch_for_rows(kernel_of, job.rows, shape, stream, job, route, arrived);
 }
 
 }  // namespace ef::cuda

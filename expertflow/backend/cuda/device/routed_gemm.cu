@@ -73,6 +73,8 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const RoutedPa
   }
 }
 
+}  // namespace
+
 cudaError_t combine_routed(const RoutedParams& p, const float* down, cudaStream_t stream) {
   const float* to = p.add_to ? p.add_to : p.out;
   const bool aligned = p.hidden % 4 == 0 && reinterpret_cast<uintptr_t>(to) % 16 == 0;
@@ -80,6 +82,8 @@ cudaError_t combine_routed(const RoutedParams& p, const float* down, cudaStream_
   shape.grid = unsigned(p.rows), shape.block = kCombineThreads, shape.start = Start::kEarly;
   return launch(aligned ? combine_kernel<4> : combine_kernel<1>, shape, stream, p, down);
 }
+
+namespace {
 
 GemmTask task_for(const RoutedParams& p, const Scratch& s) {
   GemmTask task;

@@ -1,0 +1,10 @@
+#include "routed_kernel.cuh"
+
+namespace ef::cuda {
+
+cudaError_t routed_up_integers(const RoutedJob& job, int rows, const Shape& shape, cudaStream_t stream) {
+  const auto kernel_of = [](auto count) { return routed_up_kernel<MeetQ8, decltype(count)::value>; };
+  return launch_for_rows(kernel_of, rows, shape, stream, job);
+}
+
+}  // namespace ef::cuda

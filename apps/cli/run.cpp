@@ -75,6 +75,7 @@ void report(const GenerateResult& r, const Engine& engine, const ExpertStats& be
     log.info("read ahead: {} experts, {} used ({} of them late), {} not wanted, {} cancelled in time", ahead,
              after.ahead_used - before.ahead_used, after.ahead_late - before.ahead_late,
              after.ahead_wasted - before.ahead_wasted, after.ahead_cancelled - before.ahead_cancelled);
+  if (after.drift.checks > 0) log.info("{}", after.drift.text());
   const double busy = after.read_seconds - before.read_seconds;
   if (busy > 0)
     log.info("reads: {:.2f} GB/s while reading ({:.2f} s), by {}{}{}",

@@ -20,9 +20,17 @@ struct CudaMemory {
 /// ConfigError if there is no such device or no CUDA in this build; DeviceError if the driver fails.
 CudaMemory cuda_memory(int device);
 
-/// Ops are queued and return at once. Every row's arithmetic is the same in any batch (float32, fixed order of sums).
-/// Scratch belongs to streams, so that ops of different streams may overlap. ConfigError as above.
-std::unique_ptr<Backend> make_cuda_backend(int device);
+struct CudaOptions {
+  /// Every row's arithmetic is the same in any batch: float32, fixed order of sums, one kernel for all shapes. Else the
+  /// compositions of backend.h (and linear, attention) take the fastest kernels for their shape: tensor cores on
+  /// numbers rounded to 16 bits for many rows, other orders of sums.
+  bool batch_invariant = true;
+  /// Products of few rows with block formats of 8 bits and fewer: activations rounded to 8 bits with a scale for 32.
+  bool round_activations = false;
+};
+/// Ops are queued and return at once. Scratch belongs to streams, so that ops of different streams may overlap.
+/// ConfigError as above.
+std::unique_ptr<Backend> make_cuda_backend(int device, const CudaOptions& options = {});
 /// Device memory that a stream's ops take for themselves: staging, and attention's partial sums or the activations
 /// between the halves of experts (more only where a single row needs more).
 uint64_t cuda_scratch_bytes();

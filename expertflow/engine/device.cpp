@@ -22,8 +22,9 @@ DeviceChoice parse_device(const std::string& text) {
 }
 
 std::unique_ptr<Backend> make_backend(const DeviceChoice& device, ThreadPool& pool, const EngineOptions& options) {
-  if (device.cuda) return make_cuda_backend(device.index);
-  return make_cpu_backend(pool, parse_isa(options.isa), parse_activations(options.activations));
+  const Activations activations = parse_activations(options.activations);
+  if (device.cuda) return make_cuda_backend(device.index, {options.batch_invariant, activations == Activations::kQ8});
+  return make_cpu_backend(pool, parse_isa(options.isa), activations);
 }
 
 MemoryInfo device_memory_info(const DeviceChoice& device) {

@@ -44,6 +44,7 @@ void check(const EngineOptions& o) {
            kMaxThreads, o.io_threads);
   EF_CHECK(o.read_ahead >= 0 && o.read_ahead <= kMaxLayers, ConfigError, "read-ahead: expected 0 to {}, found {}",
            kMaxLayers, o.read_ahead);
+  EF_CHECK(o.drift_check >= 0, ConfigError, "drift-check: expected at least 0, found {}", o.drift_check);
   EF_CHECK(o.io_depth >= 1 && o.io_depth <= kMaxThreads, ConfigError, "io-depth: expected 1 to {}, found {}",
            kMaxThreads, o.io_depth);
   EF_CHECK(o.threads >= 0 && o.threads <= kMaxThreads, ConfigError, "threads: expected 0 to {}, found {}", kMaxThreads,
@@ -202,7 +203,10 @@ void Engine::build_experts(bool rest_is_taken) {
   if (options_.all_resident || !backend_->memory_is_host()) {
     plan_.explanation = options_.all_resident ? "every expert resident" : budget_of(rest_is_taken).explanation;
     plan_.expert_budget = plan_.expert_total;
-    tiers->all_resident = make_all_resident(files_->config, *files_->store, *backend_);
+    DriftOptions drift;
+    drift.every = options_.batch_invariant ? 0 : options_.drift_check;
+    drift.rounds_to_8_bits = parse_activations(options_.activations) == Activations::kQ8;
+    tiers->all_resident = make_all_resident(files_->config, *files_->store, *backend_, drift);
   } else {
     const Budget budget = budget_of(rest_is_taken);
     plan_.expert_budget = budget.bytes;
@@ -244,6 +248,7 @@ std::span<const float> Engine::step(const Batch& batch) {
 
 void Engine::set_expert_memory(const std::string& budget) {
   const std::string before = options_.expert_memory;
+  stream_->forget_recordings();
   tiers_.reset();  // before the new one: never both
   try {
     options_.expert_memory = budget;
@@ -259,6 +264,8 @@ void Engine::set_expert_memory(const std::string& budget) {
 
 ExpertStats Engine::expert_stats() const {
   ExpertStats stats;
+  if (tiers_ && tiers_->all_resident)
+    if (const DriftStats* drift = tiers_->all_resident->drift()) stats.drift = *drift;
   if (!tiers_ || !tiers_->tier) return stats;
   const CacheStats cache = tiers_->tier->cache().stats();
   const CachedExpertsStats experts = tiers_->tier->experts().stats();

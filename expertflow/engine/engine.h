@@ -43,6 +43,7 @@ struct ExpertStats {
   double stall_seconds = 0;  ///< compute waited for reads
   // read ahead: experts, of which asked for, still on their way then; not asked for; taken back before they were read
   uint64_t ahead = 0, ahead_used = 0, ahead_late = 0, ahead_wasted = 0, ahead_cancelled = 0;
+  DriftStats drift;  ///< of backends whose arithmetic is checked while they run
   double hit_rate() const { return hits + misses ? double(hits) / double(hits + misses) : 1.0; }
 };
 

@@ -18,6 +18,8 @@ struct EngineOptions {
   std::string pin_threads = "auto";
   std::string isa = "auto";
   std::string activations = "q8";
+  bool batch_invariant = false;
+  int drift_check = 256;
   std::string io = "auto", direct_io = "auto";
   int io_threads = 4, io_depth = 32;
   int read_ahead = 1;
@@ -43,6 +45,14 @@ struct EngineOptions {
     visit(activations, {"--activations",
                         "what meets weights of 8 bits and fewer: q8 (8-bit integers, fast), f32 (slow, the reference's "
                         "arithmetic)"});
+    visit(batch_invariant,
+          {"--batch-invariant",
+           "on CUDA: a token's arithmetic does not depend on its company, at the price of slower kernels (on a CPU it "
+           "never does)"});
+    visit(drift_check,
+          {"--drift-check",
+           "on CUDA: every so many steps compute one MoE layer by exact ops as well, and use these for it from then on "
+           "if it is off by more than its format allows; 0: never"});
     visit(io, {"--io", "how experts are read: uring, pread, or auto (io_uring where there is one)"});
     visit(direct_io, {"--direct-io", "read experts around the page cache: on, off, or auto (where it is allowed)"});
     visit(io_threads, {"--io-threads", "experts that are read from the slow tier at once, a thread each"});

@@ -196,7 +196,8 @@ void compare_arithmetic(const std::filesystem::path& model, const VerifyOptions&
   EngineOptions reference = o.engine, exact = o.engine;
   reference.isa = "reference";
   reference.device = "cpu";
-  exact.activations = "f32";
+  // On a device what does not depend on the batch does not round either.
+  if (!parse_device(o.engine.device).cuda) exact.activations = "f32";
   if (parse_isa(exact.isa) == Isa::kAvx512Bf16) exact.isa = "auto";
   const auto wanted = traces(reference);
   const bool may_round = exact.activations != o.engine.activations || exact.isa != o.engine.isa;
@@ -216,6 +217,23 @@ void compare_arithmetic(const std::filesystem::path& model, const VerifyOptions&
       fmt::format("rounded activations ({}) against float32", o.engine.activations == "q8" ? "8 bits" : "BF16");
   compare_answers(plain, expected, kMaxRoundingDivergence, false, rounded);
   add(std::move(rounded));
+}
+
+// The kernels that are chosen by shape, which exactness is not asked of.
+void compare_fast(const std::filesystem::path& model, const VerifyOptions& o, const std::vector<Trace>& expected,
+                  const Log& log, const std::function<void(VerifyCheck)>& add) {
+  VerifyOptions fast = o;
+  fast.engine.batch_invariant = false;
+  for (const int batch : {1, 4}) {
+    Engine engine(open_model(model), fast.engine, log);
+    if (o.before_runs) o.before_runs(engine);
+    VerifyCheck check;
+    check.name = fmt::format("kernels chosen by shape, batch {}", batch);
+    const auto found = run(engine, fast, batch, 0, &expected);
+    compare_answers(expected, found, kMaxRoundingDivergence, false, check);
+    if (!finite(found)) check.passed = false, check.detail = "logits are not finite";
+    add(std::move(check));
+  }
 }
 
 std::string describe(const Engine& engine, const Plan& plan) {
@@ -247,6 +265,8 @@ VerifyReport verify(const std::filesystem::path& model, const VerifyOptions& ask
   EF_CHECK(o.prompts.size() >= 4, ConfigError, "verify: expected at least 4 prompts, found {}", o.prompts.size());
   EF_CHECK(o.tokens >= 1, ConfigError, "verify: expected at least 1 token, found {}", o.tokens);
   o.engine.parallel = std::max(o.engine.parallel, 4);
+  const bool device = parse_device(o.engine.device).cuda;
+  if (device) o.engine.batch_invariant = true;
   int64_t need = 0;
   for (const auto& p : o.prompts) need = std::max(need, int64_t(p.size()) + o.tokens);
   const int64_t least = 4 * (need + 64);  // four sequences at once
@@ -284,6 +304,7 @@ VerifyReport verify(const std::filesystem::path& model, const VerifyOptions& ask
     }
   }
   if (o.reference) compare_arithmetic(model, o, expected, log, add);
+  if (device && !asked.engine.batch_invariant) compare_fast(model, o, expected, log, add);
   return report;
 }
 

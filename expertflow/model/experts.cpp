@@ -98,7 +98,8 @@ class SlotLoader {
 
 class AllResident final : public Experts {
  public:
-  AllResident(const Config& config, const ExpertStore& store, Backend& backend) : config_(config), backend_(backend) {
+  AllResident(const Config& config, const ExpertStore& store, Backend& backend, const DriftOptions& drift)
+      : config_(config), backend_(backend) {
     layers_.resize(config.layers.size());
     SlotLoader loader(store, backend);
     for (const LayerExperts& layer : store.layers()) {
@@ -111,18 +112,27 @@ class AllResident final : public Experts {
       if (!l.views.empty() && backend.routes_on_device(l.views.front()))
         l.table = backend.expert_table(l.views, *stream);
     stream->synchronize();
+    std::vector<Format> formats;
+    for (const Layer& l : layers_) formats.push_back(l.table ? coarsest(l.views.front()) : Format::kCount);
+    drift_ = Drift(drift, std::move(formats));
   }
 
+  void begin_step() override { drift_.begin_step(); }
   bool recordable(int64_t) const override {
-    return std::all_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.views.empty() || l.table; });
+    return !drift_.next_step_is_checked() && !drift_.any_exact() &&
+           std::all_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.views.empty() || l.table; });
   }
+  const DriftStats* drift() const override { return &drift_.stats(); }
 
   void run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) override {
     const Layer& l = layers_[size_t(layer)];
-    if (l.table)
-      on_device(l, x, routing, out, stream);
-    else
+    if (!l.table || drift_.exact(layer)) {
       by_groups(l, x, routing, out, stream);
+    } else if (drift_.wants(layer)) {
+      checked(layer, x, routing, out, stream);
+    } else {
+      on_device(l, x, routing, out, stream);
+    }
   }
 
  private:
@@ -165,6 +175,33 @@ class AllResident final : public Experts {
     if (out.add_to) backend_.add_scaled(stream, out.add_to, out.out, out.add_scale, routing.tokens * config_.hidden);
   }
 
+  // The first rows twice; what goes on is the exact result if the fast one is not trusted any more.
+  void checked(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) {
+    constexpr int64_t kMostRows = 64;
+    const Layer& l = layers_[size_t(layer)];
+    const RoutingView some{std::min(routing.tokens, kMostRows), routing.top_k, routing.ids, routing.weights};
+    std::vector<float> fast(size_t(some.tokens * config_.hidden)), exact(fast.size());
+    const auto fetch = [&](std::vector<float>& to) {
+      backend_.copy_to_host(to.data(), out.out, to.size() * sizeof(float), stream);
+      stream.synchronize();
+    };
+    by_groups(l, x, some, out.out, stream);
+    fetch(exact);
+    on_device(l, x, routing, out.out, stream);
+    fetch(fast);
+    if (!drift_.record(layer, fast, exact)) by_groups(l, x, routing, out.out, stream);
+    if (out.add_to) backend_.add_scaled(stream, out.add_to, out.out, out.add_scale, routing.tokens * config_.hidden);
+  }
+
+  // Of an expert's formats, that which rounds most: bfloat16, then float16 and blocks.
+  static Format coarsest(const ExpertView& e) {
+    for (const MatrixView* w : {&e.gate, &e.up, &e.down})
+      if (w->format == Format::kBF16) return w->format;
+    for (const MatrixView* w : {&e.gate, &e.up, &e.down})
+      if (format_info(w->format).block_elements > 1) return w->format;
+    return e.gate.format;
+  }
+
   void place(const LayerExperts& layer) {
     Layer& l = layers_[size_t(layer.layer)];
     for (const ExpertPart& part : layer.layout.parts)
@@ -181,6 +218,7 @@ class AllResident final : public Experts {
   std::vector<Layer> layers_;
   std::vector<int32_t> ids_;
   Buffer expert_out_;
+  Drift drift_;
 };
 
 }  // namespace
@@ -189,8 +227,9 @@ uint64_t all_resident_scratch_bytes(const Config& config, int64_t rows) {
   return uint64_t(rows) * uint64_t(config.router.top_k) * uint64_t(config.hidden) * sizeof(float);
 }
 
-std::unique_ptr<Experts> make_all_resident(const Config& config, const ExpertStore& store, Backend& backend) {
-  return std::make_unique<AllResident>(config, store, backend);
+std::unique_ptr<Experts> make_all_resident(const Config& config, const ExpertStore& store, Backend& backend,
+                                           const DriftOptions& drift) {
+  return std::make_unique<AllResident>(config, store, backend, drift);
 }
 
 }  // namespace ef

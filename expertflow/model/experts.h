@@ -8,6 +8,7 @@
 #include "expertflow/backend/backend.h"
 #include "expertflow/base/ids.h"
 #include "expertflow/model/config.h"
+#include "expertflow/model/drift.h"
 #include "expertflow/weights/expert_store.h"
 
 namespace ef {
@@ -42,10 +43,14 @@ class Experts {
                    Stream& stream) = 0;
   /// Whether run() leaves the host out, so that a stream can record it. `rows`: of the step.
   virtual bool recordable(int64_t /*rows*/) const { return false; }
+  /// What checks of fast arithmetic have found; null: there are none.
+  virtual const DriftStats* drift() const { return nullptr; }
 };
 
-/// Every expert in memory: short, and the oracle for all other implementations.
-std::unique_ptr<Experts> make_all_resident(const Config& config, const ExpertStore& store, Backend& backend);
+/// Every expert in memory: short, and the oracle for all other implementations. drift: checks of backends that route on
+/// the device, whose arithmetic is not exact.
+std::unique_ptr<Experts> make_all_resident(const Config& config, const ExpertStore& store, Backend& backend,
+                                           const DriftOptions& drift = {});
 /// What it takes beside the experts in steps of `rows` tokens where the host sees the choices.
 uint64_t all_resident_scratch_bytes(const Config& config, int64_t rows);
 

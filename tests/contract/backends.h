@@ -36,6 +36,14 @@ inline std::vector<BackendMaker> backend_makers() {
 /// These, and those which choose kernels by shape.
 inline std::vector<BackendMaker> composition_makers() {
   std::vector<BackendMaker> makers = backend_makers();
+  if (cuda_device_count() == 0) return makers;
+  const auto exact = [](ThreadPool&) { return make_cuda_backend(0); };
+  const auto fast = [](bool round) {
+    return
+        [round](ThreadPool&) { return make_cuda_backend(0, {.batch_invariant = false, .round_activations = round}); };
+  };
+  makers.push_back({"cuda_fast", fast(false), Arithmetic::kRounds16, exact});
+  makers.push_back({"cuda_fast_q8", fast(true), Arithmetic::kRounds8, exact});
   return makers;
 }
 

@@ -120,7 +120,7 @@ std::string FixtureReport::text() const {
 }
 
 FixtureReport check_fixture(const Fixture& fixture, const std::string& expert_memory, const std::string& isa,
-                            const std::string& activations, const std::string& device) {
+                            const std::string& activations, const std::string& device, bool batch_invariant) {
   static const Log log;
   EngineOptions options;
   options.all_resident = expert_memory == "resident";
@@ -128,6 +128,7 @@ FixtureReport check_fixture(const Fixture& fixture, const std::string& expert_me
   options.isa = isa;
   options.activations = activations;
   options.device = device;
+  options.batch_invariant = batch_invariant;
   options.ctx_size = 512;
   options.max_logit_rows = 512;
   options.cache_type_k = options.cache_type_v = "f32";

@@ -35,7 +35,8 @@ struct FixtureReport {
 /// expert_memory: a budget ("100%", "min"), or "resident" for every expert in memory without a cache.
 /// activations "f32" for the tolerances above; "q8" rounds to 8 bits what meets weights of 8 bits and fewer.
 FixtureReport check_fixture(const Fixture& fixture, const std::string& expert_memory, const std::string& isa = "auto",
-                            const std::string& activations = "f32", const std::string& device = "cpu");
+                            const std::string& activations = "f32", const std::string& device = "cpu",
+                            bool batch_invariant = true);
 
 /// Greedy continuation of `count` tokens after a prompt, fed in chunks of `chunk` tokens (0: at once).
 std::vector<TokenId> greedy_tokens(Engine& engine, const std::vector<TokenId>& prompt, int count, int chunk = 0);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "expertflow/backend/cuda/cuda_ops.h"
+#include "expertflow/backend/cuda/cuda_fast.h"
 #include "expertflow/backend/cuda/device/params.h"
 #include "expertflow/base/errors.h"
 
@@ -26,7 +26,11 @@ void select(int device) {
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(int device) : device_(device), name_(fmt::format("cuda:{}", device)) {
+  CudaBackend(int device, const CudaOptions& options)
+      : device_(device),
+        name_(fmt::format("cuda:{}", device)),
+        invariant_(options.batch_invariant),
+        fast_(options.round_activations) {
     select(device);
     check(cudaGetDeviceProperties(&properties_, device), "read the device's properties");
     constexpr int kOldest = 75;
@@ -89,7 +93,13 @@ class CudaBackend final : public Backend {
     cuda::embed(of(s), table, ids, n, scale, out);
   }
   void norm(Stream& s, const NormArgs& a) override { use(), cuda::norm(of(s), a); }
-  void linear(Stream& s, const LinearArgs& a) override { use(), cuda::linear(of(s), a); }
+  void linear(Stream& s, const LinearArgs& a) override {
+    use();
+    if (invariant_)
+      cuda::linear(of(s), a);
+    else
+      fast_.linear(of(s), a);
+  }
   void head_linear(Stream& s, const HeadLinearArgs& a) override { use(), cuda::head_linear(of(s), a); }
   void rope(Stream& s, const RopeArgs& a) override { use(), cuda::rope(of(s), a); }
   void store_kv(Stream& s, const StoreKvArgs& a) override { use(), cuda::store_kv(of(s), a); }
@@ -123,12 +133,41 @@ class CudaBackend final : public Backend {
     check(cuda::copy_2d(dst, dst_stride, src, src_stride, width, rows, handle(s)), "copy_2d");
   }
 
+  void norm_linear(Stream& s, const NormLinearArgs& a) override {
+    if (invariant_) return Backend::norm_linear(s, a);
+    use(), fast_.norm_linear(of(s), a);
+  }
+  void linear_add(Stream& s, const LinearAddArgs& a) override {
+    if (invariant_) return Backend::linear_add(s, a);
+    use(), fast_.linear_add(of(s), a);
+  }
+  void gated_linear(Stream& s, const GatedLinearArgs& a) override {
+    if (invariant_) return Backend::gated_linear(s, a);
+    use(), fast_.gated_linear(of(s), a);
+  }
+  void norm_route(Stream& s, const NormRouteArgs& a) override {
+    if (invariant_) return Backend::norm_route(s, a);
+    use(), fast_.norm_route(of(s), a);
+  }
+  void attend(Stream& s, const AttendArgs& a) override {
+    if (invariant_) return Backend::attend(s, a);
+    use(), fast_.attend(of(s), a);
+  }
+  bool routes_on_device(const ExpertView&) const override { return !invariant_; }
+  Buffer expert_table(std::span<const ExpertView> experts, Stream& s) override {
+    use();
+    return cuda::expert_table(*this, experts, of(s));
+  }
+  void routed_experts(Stream& s, const RoutedExpertsArgs& a) override { use(), fast_.routed_experts(of(s), a); }
+
  private:
   // The current device belongs to the calling thread, which may be another one than before.
   void use() const { check(cudaSetDevice(device_), "set device"); }
 
   int device_;
   std::string name_;
+  bool invariant_;
+  cuda::Fast fast_;
   cudaDeviceProp properties_{};
 };
 
@@ -152,7 +191,9 @@ CudaMemory cuda_memory(int device) {
   return {free, total};
 }
 
-std::unique_ptr<Backend> make_cuda_backend(int device) { return std::make_unique<CudaBackend>(device); }
+std::unique_ptr<Backend> make_cuda_backend(int device, const CudaOptions& options) {
+  return std::make_unique<CudaBackend>(device, options);
+}
 
 uint64_t cuda_scratch_bytes() {
   constexpr uint64_t kStaging = 4 << 20;

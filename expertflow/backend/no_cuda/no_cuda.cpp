@@ -16,7 +16,7 @@ namespace {
 bool built_with_cuda() { return false; }
 int cuda_device_count() { return 0; }
 CudaMemory cuda_memory(int) { refuse(); }
-std::unique_ptr<Backend> make_cuda_backend(int) { refuse(); }
+std::unique_ptr<Backend> make_cuda_backend(int, const CudaOptions&) { refuse(); }
 uint64_t cuda_scratch_bytes() { return 0; }
 
 }  // namespace ef

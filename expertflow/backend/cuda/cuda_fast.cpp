@@ -1,0 +1,256 @@
+#include "expertflow/backend/cuda/cuda_fast.h"
+
+#include <algorithm>
+
+#include "expertflow/backend/cuda/cuda_params.h"
+#include "expertflow/base/errors.h"
+
+namespace ef::cuda {
+namespace {
+
+// Rows from which tensor cores win over matrix-vector products that read the weights once for kMatvecRows rows.
+constexpr int64_t kDenseGemmRows = 2 * kMatvecRows + 1;
+// Rows of a layer event, likewise: below, few experts have more than a handful of rows.
+constexpr int64_t kRoutedGemmRows = 65;
+
+// Float32 weights are not rounded: tensor cores know no such numbers.
+bool for_tensor_cores(const MatrixView& w) { return w.format != Format::kF32; }
+
+void* scratch_bytes(CudaStream& stream, uint64_t bytes) {
+  return stream.scratch((bytes + sizeof(float) - 1) / sizeof(float));
+}
+
+Input input_of(const NormArgs& n) {
+  Input in;
+  in.x = n.x, in.stride = n.width;
+  in.norm_weight = n.weight, in.norm_bias = n.bias;
+  in.centred = n.kind == NormKind::kLayer, in.eps = n.eps;
+  in.normed = n.out;
+  return in;
+}
+
+// The same from row `first` on.
+Input rows_from(Input in, int64_t first, int64_t cols) {
+  in.x += first * in.stride;
+  if (in.normed) in.normed += first * cols;
+  return in;
+}
+
+// In launches of kMatvecRows.
+void few_rows(CudaStream& stream, MatvecParams p, int64_t rows) {
+  const MatvecParams whole = p;
+  for (int64_t first = 0; first < rows; first += kMatvecRows) {
+    p.rows = int(std::min<int64_t>(kMatvecRows, rows - first));
+    p.in = rows_from(whole.in, first, p.cols);
+    for (int m = 0; m < p.count; ++m)
+      if (p.product[m].out) p.product[m].out = whole.product[m].out + first * p.product[m].n;
+    if (p.add_to) p.add_to = whole.add_to + first * p.product[0].n;
+    check(matvec(p, stream.handle()), "linear of few rows");
+  }
+}
+
+void many_rows(CudaStream& stream, GemmParams p) {
+  p.scratch = scratch_bytes(stream, gemm_scratch(p));
+  check(gemm(p, stream.handle()), "linear of many rows");
+}
+
+Product product_of(const LinearOut& out) { return {fmt_of(out.w), weights_of(out.w, out.bias), out.w.rows, out.out}; }
+
+void few_rows_of(CudaStream& stream, const NormLinearArgs& a, Meet meet) {
+  constexpr size_t kMost = std::size(MatvecParams{}.product);
+  for (size_t first = 0; first < a.outs.size(); first += kMost) {
+    MatvecParams p;
+    p.meet = meet;
+    p.cols = a.norm.width;
+    p.in = input_of(a.norm);
+    if (first > 0) p.in.normed = nullptr;
+    p.count = int(std::min(kMost, a.outs.size() - first));
+    for (int m = 0; m < p.count; ++m) p.product[m] = product_of(a.outs[first + size_t(m)]);
+    few_rows(stream, p, a.norm.rows);
+  }
+}
+
+ActivationParams activation_of(const Activation& a) {
+  ActivationParams p;
+  p.kind = Act(a.kind);
+  p.alpha = a.alpha, p.limit = a.limit;
+  return p;
+}
+
+}  // namespace
+
+void Fast::linear(CudaStream& stream, const LinearArgs& a) const {
+  if (a.rows >= kDenseGemmRows && for_tensor_cores(a.w)) {
+    GemmParams p;
+    p.format = fmt_of(a.w), p.w = weights_of(a.w, a.bias);
+    p.rows = a.rows, p.n = a.w.rows, p.cols = a.w.cols;
+    p.x = a.x, p.x_stride = a.w.cols;
+    p.out = a.out, p.out_stride = a.w.rows;
+    many_rows(stream, p);
+  } else if (a.rows >= kDenseGemmRows) {
+    cuda::linear(stream, a);
+  } else if (a.rows > 0) {
+    MatvecParams p;
+    p.meet = meet_;
+    p.cols = a.w.cols;
+    p.in.x = a.x, p.in.stride = a.w.cols;
+    p.product[0] = product_of({a.w, a.bias, a.out});
+    few_rows(stream, p, a.rows);
+  }
+}
+
+void Fast::norm_linear(CudaStream& stream, const NormLinearArgs& a) const {
+  if (a.norm.rows < kDenseGemmRows) {
+    few_rows_of(stream, a, meet_);
+    return;
+  }
+  cuda::norm(stream, a.norm);
+  size_t i = 0;
+  while (i < a.outs.size()) {
+    const LinearOut& out = a.outs[i++];
+    if (!for_tensor_cores(out.w)) {
+      cuda::linear(stream, {out.w, out.bias, a.norm.rows, a.norm.out, out.out});
+      continue;
+    }
+    GemmParams p;
+    p.format = fmt_of(out.w), p.w = weights_of(out.w, out.bias);
+    p.rows = a.norm.rows, p.n = out.w.rows, p.cols = out.w.cols;
+    p.x = a.norm.out, p.x_stride = out.w.cols;
+    p.out = out.out, p.out_stride = out.w.rows;
+    while (i < a.outs.size() && p.more < int(std::size(p.also)) && for_tensor_cores(a.outs[i].w))
+      p.also[p.more++] = product_of(a.outs[i++]);
+    many_rows(stream, p);
+  }
+}
+
+void Fast::linear_add(CudaStream& stream, const LinearAddArgs& a) const {
+  const LinearArgs& l = a.linear;
+  if (l.rows >= kDenseGemmRows && !for_tensor_cores(l.w)) {
+    cuda::linear(stream, l);
+    check(add_scaled(a.add_to, l.out, a.scale, l.rows * l.w.rows, stream.handle()), "add_scaled");
+  } else if (l.rows >= kDenseGemmRows) {
+    GemmParams p;
+    p.format = fmt_of(l.w), p.w = weights_of(l.w, l.bias);
+    p.rows = l.rows, p.n = l.w.rows, p.cols = l.w.cols;
+    p.x = l.x, p.x_stride = l.w.cols;
+    p.out_stride = l.w.rows;
+    p.add_to = a.add_to, p.add_scale = a.scale;
+    many_rows(stream, p);
+  } else if (l.rows > 0) {
+    MatvecParams p;
+    p.meet = meet_;
+    p.cols = l.w.cols;
+    p.in.x = l.x, p.in.stride = l.w.cols;
+    p.product[0] = product_of({l.w, l.bias, nullptr});
+    p.add_to = a.add_to, p.add_scale = a.scale;
+    few_rows(stream, p, l.rows);
+  }
+}
+
+void Fast::gated_linear(CudaStream& stream, const GatedLinearArgs& a) const {
+  if (a.rows >= kDenseGemmRows) {
+    linear(stream, {a.gate, nullptr, a.rows, a.x, a.out});
+    linear(stream, {a.up, nullptr, a.rows, a.x, a.up_out});
+    cuda::activation(stream, {a.activation, a.rows * a.gate.rows, a.out, a.up_out, a.out});
+    return;
+  }
+  GatedParams p;
+  p.meet = meet_;
+  p.cols = a.gate.cols, p.n = a.gate.rows;
+  p.gate_format = fmt_of(a.gate), p.up_format = fmt_of(a.up);
+  p.gate = weights_of(a.gate, nullptr), p.up = weights_of(a.up, nullptr);
+  p.activation = activation_of(a.activation);
+  for (int64_t first = 0; first < a.rows; first += kMatvecRows) {
+    p.rows = int(std::min<int64_t>(kMatvecRows, a.rows - first));
+    p.in.x = a.x + first * p.cols, p.in.stride = p.cols;
+    p.out = a.out + first * p.n;
+    check(gated_matvec(p, stream.handle()), "gated linear");
+  }
+}
+
+// Routers' inputs are not rounded: a choice that falls otherwise is a larger difference than any sum.
+void Fast::norm_route(CudaStream& stream, const NormRouteArgs& a) const {
+  RouterArgs choice = a.route;
+  choice.logits = a.logits;
+  if (a.norm.rows >= kDenseGemmRows) {
+    cuda::norm(stream, a.norm);
+    cuda::linear(stream, {a.router, a.bias, a.norm.rows, a.norm.out, a.logits});
+    cuda::route(stream, choice);
+    return;
+  }
+  RouteLinearParams p;
+  const RouteParams whole = route_params(choice);
+  p.cols = a.norm.width;
+  p.format = fmt_of(a.router), p.router = weights_of(a.router, a.bias);
+  p.arrived = stream.counters(1);
+  for (int64_t first = 0; first < a.norm.rows; first += kMatvecRows) {
+    p.in = rows_from(input_of(a.norm), first, a.norm.width);
+    p.route = whole;
+    p.route.rows = std::min<int64_t>(kMatvecRows, a.norm.rows - first);
+    p.logits = a.logits + first * whole.experts;
+    p.route.logits = p.logits;
+    p.route.ids += first * whole.top_k, p.route.weights += first * whole.top_k;
+    check(route_linear(p, stream.handle()), "route");
+  }
+}
+
+void Fast::attend(CudaStream& stream, const AttendArgs& a) const {
+  const AttentionArgs& t = a.attention;
+  if (t.batch.rows <= 0) return;
+  AttendParams p;
+  p.kv = kv_of(t.kv, t.batch);
+  p.heads = t.heads, p.window = t.window, p.scale = t.scale, p.sinks = t.sinks;
+  p.q = a.q, p.k = a.k, p.v = a.v;
+  p.q_norm = a.q_norm, p.k_norm = a.k_norm, p.norm_whole = a.norm_whole, p.norm_eps = a.norm_eps;
+  p.clip = a.clip;
+  p.rotary = a.rotary, p.interleaved = a.interleaved, p.cos = a.cos, p.sin = a.sin;
+  p.out = t.out;
+  p.reach = reach_of(t);
+  p.one_row_each = t.batch.one_row_each || t.batch.rows == 1;
+  p.scratch = scratch_bytes(stream, attend_scratch(p));
+  p.arrived = stream.counters(uint64_t(attend_counters(p)));
+  check(cuda::attend(p, stream.handle()), "attend");
+}
+
+void Fast::routed_experts(CudaStream& stream, const RoutedExpertsArgs& a) const {
+  if (a.rows <= 0) return;
+  RoutedParams p;
+  p.meet = meet_;
+  p.rows = a.rows, p.hidden = a.hidden, p.ffn = a.ffn, p.experts = a.experts, p.top_k = a.top_k;
+  p.gate_format = fmt_of(a.kind->gate), p.up_format = fmt_of(a.kind->up), p.down_format = fmt_of(a.kind->down);
+  p.table = reinterpret_cast<const ExpertEntry*>(a.table);
+  p.activation = activation_of(a.activation);
+  p.ids = a.ids, p.weights = a.weights, p.x = a.x, p.out = a.out;
+  p.add_to = a.add_to, p.add_scale = a.add_scale;
+  const bool tensor_cores =
+      for_tensor_cores(a.kind->gate) && for_tensor_cores(a.kind->up) && for_tensor_cores(a.kind->down);
+  if (a.rows >= kRoutedGemmRows && tensor_cores) {
+    p.scratch = scratch_bytes(stream, routed_gemm_scratch(p));
+    check(routed_gemm(p, stream.handle()), "experts of many rows");
+    return;
+  }
+  // Without tensor cores, many rows go in portions.
+  const RoutedParams whole = p;
+  for (int64_t first = 0; first < a.rows; first += kRoutedGemmRows - 1) {
+    p.rows = std::min<int64_t>(kRoutedGemmRows - 1, a.rows - first);
+    p.ids = whole.ids + first * a.top_k, p.weights = whole.weights + first * a.top_k;
+    p.x = whole.x + first * a.hidden;
+    p.out = whole.out + first * a.hidden;
+    if (whole.add_to) p.add_to = whole.add_to + first * a.hidden;
+    p.scratch = scratch_bytes(stream, routed_matvec_scratch(p));
+    check(routed_matvec(p, stream.handle()), "experts of few rows");
+  }
+}
+
+Buffer expert_table(Backend& backend, std::span<const ExpertView> experts, CudaStream& stream) {
+  std::vector<ExpertEntry> entries;
+  for (const ExpertView& e : experts)
+    entries.push_back({weights_of(e.gate, e.gate_bias), weights_of(e.up, e.up_bias), weights_of(e.down, e.down_bias)});
+  const uint64_t bytes = entries.size() * sizeof(ExpertEntry);
+  Buffer table = backend.allocate(bytes);
+  stream.copy_to_device(table.data(), entries.data(), bytes);
+  stream.synchronize();
+  return table;
+}
+
+}  // namespace ef::cuda

@@ -1,0 +1,28 @@
+// The compositions of backend.h by the fast kernels: which kernel for which shape, and what they need beside.
+#pragma once
+#include "expertflow/backend/cuda/cuda_ops.h"
+#include "expertflow/backend/cuda/device/fast.h"
+
+namespace ef::cuda {
+
+/// How products of a backend are computed when rows may depend on their company.
+class Fast {
+ public:
+  explicit Fast(bool round_activations) : meet_(round_activations ? Meet::kQ8 : Meet::kF32) {}
+
+  void linear(CudaStream&, const LinearArgs&) const;
+  void norm_linear(CudaStream&, const NormLinearArgs&) const;
+  void linear_add(CudaStream&, const LinearAddArgs&) const;
+  void gated_linear(CudaStream&, const GatedLinearArgs&) const;
+  void norm_route(CudaStream&, const NormRouteArgs&) const;
+  void attend(CudaStream&, const AttendArgs&) const;
+  void routed_experts(CudaStream&, const RoutedExpertsArgs&) const;
+
+ private:
+  Meet meet_;
+};
+
+/// The table that routed_experts() reads, in the device's memory.
+Buffer expert_table(Backend&, std::span<const ExpertView>, CudaStream&);
+
+}  // namespace ef::cuda

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
@@ -370,6 +371,14 @@ class Backend {
   /// What routed_experts() knows a layer's experts by.
   virtual Buffer expert_table(std::span<const ExpertView>, Stream&);
   virtual void routed_experts(Stream&, const RoutedExpertsArgs&);
+
+  /// Measures which way is fastest for shapes that are about to be run, where a backend has a choice; `file` keeps the
+  /// answers of this machine. rows: as many as the arguments have room for; x holds numbers, results are scratch.
+  /// Returns how many shapes were measured, for the log.
+  virtual int tune(Stream&, std::span<const LinearArgs>, std::span<const RoutedExpertsArgs>,
+                   const std::filesystem::path& /*file*/) {
+    return 0;
+  }
 };
 
 }  // namespace ef

@@ -10,6 +10,7 @@
 #include "expertflow/engine/device.h"
 #include "expertflow/engine/gate_ahead.h"
 #include "expertflow/engine/memory_budget.h"
+#include "expertflow/engine/tune.h"
 
 namespace ef {
 
@@ -49,6 +50,8 @@ void check(const EngineOptions& o) {
            kMaxThreads, o.io_depth);
   EF_CHECK(o.threads >= 0 && o.threads <= kMaxThreads, ConfigError, "threads: expected 0 to {}, found {}", kMaxThreads,
            o.threads);
+  EF_CHECK(o.autotune == "on" || o.autotune == "off", ConfigError, "autotune: expected on or off, found \"{}\"",
+           o.autotune);
   parse_io(o.io);
   parse_direct_io(o.direct_io);
   EF_CHECK(o.cache_type_k == o.cache_type_v, ConfigError,
@@ -155,6 +158,8 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
   rope_ = std::make_unique<RopeTable>(c.rope, c.context_length);
   kv_ = std::make_unique<KvCache>(c, *backend_, kv);
   state_ = std::make_unique<State>(c, *backend_, options_.ubatch, logit_rows(options_));
+  if (device.cuda && options_.autotune == "on")
+    tune_backend(*backend_, *stream_, *model_, tiers_->experts(), tuning_file(), log_);
   wire_read_ahead();
 }
 

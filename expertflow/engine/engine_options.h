@@ -20,6 +20,7 @@ struct EngineOptions {
   std::string activations = "q8";
   bool batch_invariant = false;
   int drift_check = 256;
+  std::string autotune = "on";
   std::string io = "auto", direct_io = "auto";
   int io_threads = 4, io_depth = 32;
   int read_ahead = 1;
@@ -53,6 +54,8 @@ struct EngineOptions {
           {"--drift-check",
            "on CUDA: every so many steps compute one MoE layer by exact ops as well, and use these for it from then on "
            "if it is off by more than its format allows; 0: never"});
+    visit(autotune, {"--autotune",
+                     "on CUDA: measure which kernels are fastest for this model's shapes, once a machine: on, off"});
     visit(io, {"--io", "how experts are read: uring, pread, or auto (io_uring where there is one)"});
     visit(direct_io, {"--direct-io", "read experts around the page cache: on, off, or auto (where it is allowed)"});
     visit(io_threads, {"--io-threads", "experts that are read from the slow tier at once, a thread each"});

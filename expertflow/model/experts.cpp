@@ -122,6 +122,19 @@ class AllResident final : public Experts {
     return !drift_.next_step_is_checked() && !drift_.any_exact() &&
            std::all_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.views.empty() || l.table; });
   }
+  std::vector<RoutedExpertsArgs> kinds() const override {
+    std::vector<RoutedExpertsArgs> out;
+    const auto same = [](const ExpertView& a, const ExpertView& b) {
+      return a.gate.format == b.gate.format && a.up.format == b.up.format && a.down.format == b.down.format;
+    };
+    for (const Layer& l : layers_) {
+      if (!l.table) continue;
+      const bool seen = std::any_of(out.begin(), out.end(),
+                                    [&](const RoutedExpertsArgs& a) { return same(*a.kind, l.views.front()); });
+      if (!seen) out.push_back(args_of(l));
+    }
+    return out;
+  }
   const DriftStats* drift() const override { return &drift_.stats(); }
 
   void run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) override {
@@ -142,12 +155,18 @@ class AllResident final : public Experts {
     Buffer table;  // empty where the host has to see the choices
   };
 
-  void on_device(const Layer& l, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) {
+  RoutedExpertsArgs args_of(const Layer& l) const {
     RoutedExpertsArgs a;
     a.activation = config_.activation;
-    a.rows = routing.tokens, a.hidden = config_.hidden, a.ffn = config_.expert_ffn, a.top_k = routing.top_k;
+    a.hidden = config_.hidden, a.ffn = config_.expert_ffn, a.top_k = config_.router.top_k;
     a.kind = &l.views.front(), a.experts = int(l.views.size());
     a.table = l.table.data();
+    return a;
+  }
+
+  void on_device(const Layer& l, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) {
+    RoutedExpertsArgs a = args_of(l);
+    a.rows = routing.tokens, a.top_k = routing.top_k;
     a.ids = routing.ids, a.weights = routing.weights;
     a.x = x, a.out = out.out, a.add_to = out.add_to, a.add_scale = out.add_scale;
     backend_.routed_experts(stream, a);

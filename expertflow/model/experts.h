@@ -43,6 +43,9 @@ class Experts {
                    Stream& stream) = 0;
   /// Whether run() leaves the host out, so that a stream can record it. `rows`: of the step.
   virtual bool recordable(int64_t /*rows*/) const { return false; }
+  /// One of each kind of routed experts (formats, shapes) that the backend has a table of; x, choices and results
+  /// unset.
+  virtual std::vector<RoutedExpertsArgs> kinds() const { return {}; }
   /// What checks of fast arithmetic have found; null: there are none.
   virtual const DriftStats* drift() const { return nullptr; }
 };

@@ -9,6 +9,9 @@
 namespace ef {
 namespace {
 
+// Goes up when kernels change so that old measurements say nothing.
+constexpr int kKernelsVersion = 1;
+
 using cuda::check;
 using cuda::CudaStream;
 
@@ -24,13 +27,24 @@ void select(int device) {
   check(cudaSetDevice(device), "set device");
 }
 
+// What measurements of speed depend on.
+std::string machine(int device, const CudaOptions& options) {
+  select(device);
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), "read the device's properties");
+  int driver = 0;
+  check(cudaDriverGetVersion(&driver), "read the driver's version");
+  return fmt::format("{}, {} multiprocessors, driver {}, kernels {}, activations {}", properties.name,
+                     properties.multiProcessorCount, driver, kKernelsVersion, options.round_activations ? "q8" : "f32");
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int device, const CudaOptions& options)
       : device_(device),
         name_(fmt::format("cuda:{}", device)),
         invariant_(options.batch_invariant),
-        fast_(options.round_activations) {
+        fast_(options.round_activations, machine(device, options)) {
     select(device);
     check(cudaGetDeviceProperties(&properties_, device), "read the device's properties");
     constexpr int kOldest = 75;
@@ -159,6 +173,12 @@ class CudaBackend final : public Backend {
     return cuda::expert_table(*this, experts, of(s));
   }
   void routed_experts(Stream& s, const RoutedExpertsArgs& a) override { use(), fast_.routed_experts(of(s), a); }
+  int tune(Stream& s, std::span<const LinearArgs> products, std::span<const RoutedExpertsArgs> routed,
+           const std::filesystem::path& file) override {
+    if (invariant_) return 0;
+    use();
+    return fast_.tune(of(s), products, routed, file);
+  }
 
  private:
   // The current device belongs to the calling thread, which may be another one than before.

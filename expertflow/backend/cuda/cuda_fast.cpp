@@ -9,6 +9,7 @@ namespace ef::cuda {
 namespace {
 
 // Rows from which tensor cores win over matrix-vector products that read the weights once for kMatvecRows rows.
+// Where a shape was not measured.
 constexpr int64_t kDenseGemmRows = 2 * kMatvecRows + 1;
 // Rows of a layer event, likewise: below, few experts have more than a handful of rows.
 constexpr int64_t kRoutedGemmRows = 65;
@@ -70,6 +71,13 @@ void few_rows_of(CudaStream& stream, const NormLinearArgs& a, Meet meet) {
   }
 }
 
+TunedShape shape_of(const MatrixView& w) { return {std::string(format_info(w.format).name), w.rows, w.cols}; }
+TunedShape shape_of(const RoutedExpertsArgs& a) {
+  const auto name = [](const MatrixView& w) { return format_info(w.format).name; };
+  return {fmt::format("{}/{}/{}", name(a.kind->gate), name(a.kind->up), name(a.kind->down)), a.ffn, a.hidden, a.experts,
+          a.top_k};
+}
+
 ActivationParams activation_of(const Activation& a) {
   ActivationParams p;
   p.kind = Act(a.kind);
@@ -79,15 +87,24 @@ ActivationParams activation_of(const Activation& a) {
 
 }  // namespace
 
-void Fast::linear(CudaStream& stream, const LinearArgs& a) const {
-  if (a.rows >= kDenseGemmRows && for_tensor_cores(a.w)) {
+// Whether so many rows are for tensor cores; float32 weights then go to the exact ops.
+bool Fast::many(Way way, int64_t rows, const MatrixView& w) const {
+  if (way != Way::kByShape) return way == Way::kManyRows;
+  return rows >= tuning_.rows(shape_of(w), kDenseGemmRows);
+}
+
+void Fast::linear(CudaStream& stream, const LinearArgs& a) const { linear(stream, a, Way::kByShape); }
+
+void Fast::linear(CudaStream& stream, const LinearArgs& a, Way way) const {
+  const bool many_of_them = many(way, a.rows, a.w);
+  if (many_of_them && for_tensor_cores(a.w)) {
     GemmParams p;
     p.format = fmt_of(a.w), p.w = weights_of(a.w, a.bias);
     p.rows = a.rows, p.n = a.w.rows, p.cols = a.w.cols;
     p.x = a.x, p.x_stride = a.w.cols;
     p.out = a.out, p.out_stride = a.w.rows;
     many_rows(stream, p);
-  } else if (a.rows >= kDenseGemmRows) {
+  } else if (many_of_them) {
     cuda::linear(stream, a);
   } else if (a.rows > 0) {
     MatvecParams p;
@@ -100,7 +117,7 @@ void Fast::linear(CudaStream& stream, const LinearArgs& a) const {
 }
 
 void Fast::norm_linear(CudaStream& stream, const NormLinearArgs& a) const {
-  if (a.norm.rows < kDenseGemmRows) {
+  if (a.outs.empty() || !many(Way::kByShape, a.norm.rows, a.outs.front().w)) {
     few_rows_of(stream, a, meet_);
     return;
   }
@@ -125,10 +142,11 @@ void Fast::norm_linear(CudaStream& stream, const NormLinearArgs& a) const {
 
 void Fast::linear_add(CudaStream& stream, const LinearAddArgs& a) const {
   const LinearArgs& l = a.linear;
-  if (l.rows >= kDenseGemmRows && !for_tensor_cores(l.w)) {
+  const bool many_of_them = many(Way::kByShape, l.rows, l.w);
+  if (many_of_them && !for_tensor_cores(l.w)) {
     cuda::linear(stream, l);
     check(add_scaled(a.add_to, l.out, a.scale, l.rows * l.w.rows, stream.handle()), "add_scaled");
-  } else if (l.rows >= kDenseGemmRows) {
+  } else if (many_of_them) {
     GemmParams p;
     p.format = fmt_of(l.w), p.w = weights_of(l.w, l.bias);
     p.rows = l.rows, p.n = l.w.rows, p.cols = l.w.cols;
@@ -148,7 +166,7 @@ void Fast::linear_add(CudaStream& stream, const LinearAddArgs& a) const {
 }
 
 void Fast::gated_linear(CudaStream& stream, const GatedLinearArgs& a) const {
-  if (a.rows >= kDenseGemmRows) {
+  if (many(Way::kByShape, a.rows, a.gate)) {
     linear(stream, {a.gate, nullptr, a.rows, a.x, a.out});
     linear(stream, {a.up, nullptr, a.rows, a.x, a.up_out});
     cuda::activation(stream, {a.activation, a.rows * a.gate.rows, a.out, a.up_out, a.out});
@@ -172,7 +190,7 @@ void Fast::gated_linear(CudaStream& stream, const GatedLinearArgs& a) const {
 void Fast::norm_route(CudaStream& stream, const NormRouteArgs& a) const {
   RouterArgs choice = a.route;
   choice.logits = a.logits;
-  if (a.norm.rows >= kDenseGemmRows) {
+  if (many(Way::kByShape, a.norm.rows, a.router)) {
     cuda::norm(stream, a.norm);
     cuda::linear(stream, {a.router, a.bias, a.norm.rows, a.norm.out, a.logits});
     cuda::route(stream, choice);
@@ -212,7 +230,9 @@ void Fast::attend(CudaStream& stream, const AttendArgs& a) const {
   check(cuda::attend(p, stream.handle()), "attend");
 }
 
-void Fast::routed_experts(CudaStream& stream, const RoutedExpertsArgs& a) const {
+void Fast::routed_experts(CudaStream& stream, const RoutedExpertsArgs& a) const { routed(stream, a, Way::kByShape); }
+
+void Fast::routed(CudaStream& stream, const RoutedExpertsArgs& a, Way way) const {
   if (a.rows <= 0) return;
   RoutedParams p;
   p.meet = meet_;
@@ -224,7 +244,9 @@ void Fast::routed_experts(CudaStream& stream, const RoutedExpertsArgs& a) const 
   p.add_to = a.add_to, p.add_scale = a.add_scale;
   const bool tensor_cores =
       for_tensor_cores(a.kind->gate) && for_tensor_cores(a.kind->up) && for_tensor_cores(a.kind->down);
-  if (a.rows >= kRoutedGemmRows && tensor_cores) {
+  const bool many_of_them =
+      way == Way::kByShape ? a.rows >= tuning_.rows(shape_of(a), kRoutedGemmRows) : way == Way::kManyRows;
+  if (many_of_them && tensor_cores) {
     p.scratch = scratch_bytes(stream, routed_gemm_scratch(p));
     check(routed_gemm(p, stream.handle()), "experts of many rows");
     return;
@@ -240,6 +262,46 @@ void Fast::routed_experts(CudaStream& stream, const RoutedExpertsArgs& a) const 
     p.scratch = scratch_bytes(stream, routed_matvec_scratch(p));
     check(routed_matvec(p, stream.handle()), "experts of few rows");
   }
+}
+
+int Fast::tune(CudaStream& stream, std::span<const LinearArgs> products,
+               std::span<const RoutedExpertsArgs> routed_kinds, const std::filesystem::path& file) {
+  static const std::vector<int64_t> kDense = {9, 17, 25, 33, 49, 64}, kRouted = {9, 16, 32, 64, 128};
+  if (!file.empty()) tuning_.read(file);
+  int measured = 0;
+  const auto within = [](const std::vector<int64_t>& candidates, int64_t rows) {
+    std::vector<int64_t> out;
+    std::copy_if(candidates.begin(), candidates.end(), std::back_inserter(out), [&](int64_t c) { return c <= rows; });
+    return out;
+  };
+  for (const LinearArgs& a : products) {
+    const std::vector<int64_t> candidates = within(kDense, a.rows);
+    if (tuning_.knows(shape_of(a.w)) || candidates.empty()) continue;
+    const auto seconds = [&](Way way) {
+      return [&, way](int64_t rows) {
+        LinearArgs some = a;
+        some.rows = rows;
+        return stream.seconds_of([&] { linear(stream, some, way); });
+      };
+    };
+    tuning_.learn(shape_of(a.w), crossover(candidates, seconds(Way::kFewRows), seconds(Way::kManyRows)));
+    ++measured;
+  }
+  for (const RoutedExpertsArgs& a : routed_kinds) {
+    const std::vector<int64_t> candidates = within(kRouted, a.rows);
+    if (tuning_.knows(shape_of(a)) || candidates.empty()) continue;
+    const auto seconds = [&](Way way) {
+      return [&, way](int64_t rows) {
+        RoutedExpertsArgs some = a;
+        some.rows = rows;
+        return stream.seconds_of([&] { routed(stream, some, way); });
+      };
+    };
+    tuning_.learn(shape_of(a), crossover(candidates, seconds(Way::kFewRows), seconds(Way::kManyRows)));
+    ++measured;
+  }
+  if (measured > 0 && !file.empty()) (void)tuning_.write(file);  // unwritable: measured again next time
+  return measured;
 }
 
 Buffer expert_table(Backend& backend, std::span<const ExpertView> experts, CudaStream& stream) {

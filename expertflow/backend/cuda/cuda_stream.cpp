@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "expertflow/base/errors.h"
 
@@ -112,6 +114,27 @@ void CudaStream::drop_graphs() noexcept {
 unsigned* CudaStream::counters(uint64_t n) {
   EF_CHECK(n <= kCounters, DeviceError, "cuda: an op needs {} counters, a stream has {}", n, kCounters);
   return counters_;
+}
+
+double CudaStream::seconds_of(const std::function<void()>& work) {
+  constexpr int kWarmUps = 2, kRuns = 5;
+  const auto make = [](unsigned flags) {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, flags), "make an event");
+    return std::unique_ptr<CUevent_st, void (*)(cudaEvent_t)>(event, [](cudaEvent_t e) { (void)cudaEventDestroy(e); });
+  };
+  const auto begin = make(cudaEventDefault), end = make(cudaEventDefault);
+  for (int i = 0; i < kWarmUps; ++i) work();
+  std::vector<float> milliseconds(kRuns);
+  for (float& ms : milliseconds) {
+    check(cudaEventRecord(begin.get(), stream_), "record an event");
+    work();
+    check(cudaEventRecord(end.get(), stream_), "record an event");
+    check(cudaEventSynchronize(end.get()), "wait for an event");
+    check(cudaEventElapsedTime(&ms, begin.get(), end.get()), "read an event");
+  }
+  std::nth_element(milliseconds.begin(), milliseconds.begin() + kRuns / 2, milliseconds.end());
+  return double(milliseconds[kRuns / 2]) * 1e-3;
 }
 
 uint64_t CudaStream::room(uint64_t bytes) {

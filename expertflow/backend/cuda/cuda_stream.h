@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <set>
 #include <string_view>
@@ -42,6 +43,8 @@ class CudaStream final : public Stream {
   float* scratch(uint64_t floats);
   /// Zero before the first op; every op leaves them so. DeviceError if there are not so many.
   unsigned* counters(uint64_t n);
+  /// Seconds that the device takes for what `work` queues: the median of a few runs, after some untimed.
+  double seconds_of(const std::function<void()>& work);
 
  private:
   // The first pass under a key runs as it is and lets scratch grow; the second is captured.

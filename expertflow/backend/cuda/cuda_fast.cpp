@@ -14,9 +14,6 @@ constexpr int64_t kDenseGemmRows = 2 * kMatvecRows + 1;
 // Rows of a layer event, likewise: below, few experts have more than a handful of rows.
 constexpr int64_t kRoutedGemmRows = 65;
 
-// Float32 weights are not rounded: tensor cores know no such numbers.
-bool for_tensor_cores(const MatrixView& w) { return w.format != Format::kF32; }
-
 void* scratch_bytes(CudaStream& stream, uint64_t bytes) {
   return stream.scratch((bytes + sizeof(float) - 1) / sizeof(float));
 }
@@ -50,7 +47,23 @@ void few_rows(CudaStream& stream, MatvecParams p, int64_t rows) {
   }
 }
 
-void many_rows(CudaStream& stream, GemmParams p) {
+// Float32 weights are not rounded: tensor cores know no such numbers.
+bool for_tensor_cores(const MatrixView& w) { return w.format != Format::kF32; }
+
+GemmParams gemm_of(const LinearArgs& a) {
+  GemmParams p;
+  p.format = fmt_of(a.w), p.w = weights_of(a.w, a.bias);
+  p.rows = a.rows, p.n = a.w.rows, p.cols = a.w.cols;
+  p.x = a.x, p.x_stride = a.w.cols;
+  p.out = a.out, p.out_stride = a.w.rows;
+  return p;
+}
+
+void many_rows(CudaStream& stream, GemmParams p, bool exact) {
+  if (exact) {
+    check(gemm_exact(p, stream.handle()), "linear of many rows in float32");
+    return;
+  }
   p.scratch = scratch_bytes(stream, gemm_scratch(p));
   check(gemm(p, stream.handle()), "linear of many rows");
 }
@@ -96,27 +109,21 @@ bool Fast::many(Way way, int64_t rows, const MatrixView& w) const {
 void Fast::linear(CudaStream& stream, const LinearArgs& a) const { linear(stream, a, Way::kByShape); }
 
 void Fast::linear(CudaStream& stream, const LinearArgs& a, Way way) const {
-  const bool many_of_them = many(way, a.rows, a.w);
-  if (many_of_them && for_tensor_cores(a.w)) {
-    GemmParams p;
-    p.format = fmt_of(a.w), p.w = weights_of(a.w, a.bias);
-    p.rows = a.rows, p.n = a.w.rows, p.cols = a.w.cols;
-    p.x = a.x, p.x_stride = a.w.cols;
-    p.out = a.out, p.out_stride = a.w.rows;
-    many_rows(stream, p);
-  } else if (many_of_them) {
-    cuda::linear(stream, a);
-  } else if (a.rows > 0) {
-    MatvecParams p;
-    p.meet = meet_;
-    p.cols = a.w.cols;
-    p.in.x = a.x, p.in.stride = a.w.cols;
-    p.product[0] = product_of({a.w, a.bias, a.out});
-    few_rows(stream, p, a.rows);
+  if (a.rows <= 0) return;
+  if (many(way, a.rows, a.w)) {
+    many_rows(stream, gemm_of(a), !for_tensor_cores(a.w));
+    return;
   }
+  MatvecParams p;
+  p.meet = meet_;
+  p.cols = a.w.cols;
+  p.in.x = a.x, p.in.stride = a.w.cols;
+  p.product[0] = product_of({a.w, a.bias, a.out});
+  few_rows(stream, p, a.rows);
 }
 
 void Fast::norm_linear(CudaStream& stream, const NormLinearArgs& a) const {
+  if (a.norm.rows <= 0) return;
   if (a.outs.empty() || !many(Way::kByShape, a.norm.rows, a.outs.front().w)) {
     few_rows_of(stream, a, meet_);
     return;
@@ -125,44 +132,31 @@ void Fast::norm_linear(CudaStream& stream, const NormLinearArgs& a) const {
   size_t i = 0;
   while (i < a.outs.size()) {
     const LinearOut& out = a.outs[i++];
-    if (!for_tensor_cores(out.w)) {
-      cuda::linear(stream, {out.w, out.bias, a.norm.rows, a.norm.out, out.out});
-      continue;
-    }
-    GemmParams p;
-    p.format = fmt_of(out.w), p.w = weights_of(out.w, out.bias);
-    p.rows = a.norm.rows, p.n = out.w.rows, p.cols = out.w.cols;
-    p.x = a.norm.out, p.x_stride = out.w.cols;
-    p.out = out.out, p.out_stride = out.w.rows;
-    while (i < a.outs.size() && p.more < int(std::size(p.also)) && for_tensor_cores(a.outs[i].w))
+    GemmParams p = gemm_of({out.w, out.bias, a.norm.rows, a.norm.out, out.out});
+    const bool exact = !for_tensor_cores(out.w);
+    while (!exact && i < a.outs.size() && p.more < int(std::size(p.also)) && for_tensor_cores(a.outs[i].w))
       p.also[p.more++] = product_of(a.outs[i++]);
-    many_rows(stream, p);
+    many_rows(stream, p, exact);
   }
 }
 
 void Fast::linear_add(CudaStream& stream, const LinearAddArgs& a) const {
   const LinearArgs& l = a.linear;
-  const bool many_of_them = many(Way::kByShape, l.rows, l.w);
-  if (many_of_them && !for_tensor_cores(l.w)) {
-    cuda::linear(stream, l);
-    check(add_scaled(a.add_to, l.out, a.scale, l.rows * l.w.rows, stream.handle()), "add_scaled");
-  } else if (many_of_them) {
-    GemmParams p;
-    p.format = fmt_of(l.w), p.w = weights_of(l.w, l.bias);
-    p.rows = l.rows, p.n = l.w.rows, p.cols = l.w.cols;
-    p.x = l.x, p.x_stride = l.w.cols;
-    p.out_stride = l.w.rows;
+  if (l.rows <= 0) return;
+  if (many(Way::kByShape, l.rows, l.w)) {
+    GemmParams p = gemm_of(l);
+    p.out = nullptr;
     p.add_to = a.add_to, p.add_scale = a.scale;
-    many_rows(stream, p);
-  } else if (l.rows > 0) {
-    MatvecParams p;
-    p.meet = meet_;
-    p.cols = l.w.cols;
-    p.in.x = l.x, p.in.stride = l.w.cols;
-    p.product[0] = product_of({l.w, l.bias, nullptr});
-    p.add_to = a.add_to, p.add_scale = a.scale;
-    few_rows(stream, p, l.rows);
+    many_rows(stream, p, !for_tensor_cores(l.w));
+    return;
   }
+  MatvecParams p;
+  p.meet = meet_;
+  p.cols = l.w.cols;
+  p.in.x = l.x, p.in.stride = l.w.cols;
+  p.product[0] = product_of({l.w, l.bias, nullptr});
+  p.add_to = a.add_to, p.add_scale = a.scale;
+  few_rows(stream, p, l.rows);
 }
 
 void Fast::gated_linear(CudaStream& stream, const GatedLinearArgs& a) const {
@@ -192,7 +186,7 @@ void Fast::norm_route(CudaStream& stream, const NormRouteArgs& a) const {
   choice.logits = a.logits;
   if (many(Way::kByShape, a.norm.rows, a.router)) {
     cuda::norm(stream, a.norm);
-    cuda::linear(stream, {a.router, a.bias, a.norm.rows, a.norm.out, a.logits});
+    many_rows(stream, gemm_of({a.router, a.bias, a.norm.rows, a.norm.out, a.logits}), true);
     cuda::route(stream, choice);
     return;
   }

@@ -116,6 +116,8 @@ struct GemmParams {
 };
 uint64_t gemm_scratch(const GemmParams&);
 cudaError_t gemm(const GemmParams&, cudaStream_t);
+/// The same for one matrix in float32 throughout; no scratch.
+cudaError_t gemm_exact(const GemmParams&, cudaStream_t);
 
 /// Heads' norms, clipping and rotary embedding, keys and values to the cache, then attention; as the ops of params.h
 /// one after the other. Rows of one sequence that are many (a chunk of a prompt) and single rows of others are best

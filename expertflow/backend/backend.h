@@ -292,6 +292,15 @@ struct RoutedExpertsArgs {
   float add_scale = 1.f;
 };
 
+/// The `top` largest of each row, falling; among equals the lower index first. NaN stands above all.
+struct TopArgs {
+  int64_t rows = 0, width = 0;
+  int top = 0;               ///< at most width, and most_top()
+  const float* x = nullptr;  ///< [rows, width]
+  int32_t* ids = nullptr;    ///< [rows, top]
+  float* values = nullptr;   ///< [rows, top]
+};
+
 enum class Op : uint8_t {
   kEmbed,
   kNorm,
@@ -371,6 +380,10 @@ class Backend {
   /// What routed_experts() knows a layer's experts by.
   virtual Buffer expert_table(std::span<const ExpertView>, Stream&);
   virtual void routed_experts(Stream&, const RoutedExpertsArgs&);
+
+  /// How many of the largest logits top() finds; 0 where it pays to hand all logits to the host.
+  virtual int most_top() const { return 0; }
+  virtual void top(Stream&, const TopArgs&);
 
   /// Measures which way is fastest for shapes that are about to be run, where a backend has a choice; `file` keeps the
   /// answers of this machine. rows: as many as the arguments have room for; x holds numbers, results are scratch.

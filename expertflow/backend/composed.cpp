@@ -63,4 +63,8 @@ void Backend::routed_experts(Stream&, const RoutedExpertsArgs&) {
   fail<DeviceError>("{}: routed experts: this backend does not route on the device", name());
 }
 
+void Backend::top(Stream&, const TopArgs&) {
+  fail<DeviceError>("{}: top: this backend leaves the choice of tokens to the host", name());
+}
+
 }  // namespace ef

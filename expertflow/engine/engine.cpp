@@ -244,11 +244,24 @@ void Engine::log_io(const IoState& state) const {
   log_.info("experts are read by {}", state.text());
 }
 
-std::span<const float> Engine::step(const Batch& batch) {
+std::span<const float> Engine::run(const Batch& batch, int top) {
   EF_CHECK(tiers_ != nullptr, DeviceError,
            "the experts' memory was given up and could not be had again; load the model anew");
   StepContext context{*model_, *rope_, *backend_, *stream_, tiers_->experts(), *kv_, *state_, observer_};
-  return forward(context, batch);
+  return forward(context, batch, top);
+}
+
+std::span<const float> Engine::step(const Batch& batch) { return run(batch, 0); }
+
+int Engine::most_top() const { return std::min({backend_->most_top(), State::kMostTop, config().vocab}); }
+
+TopLogits Engine::step_top(const Batch& batch, int top) {
+  EF_DCHECK(top >= 1 && top <= most_top());
+  (void)run(batch, top);
+  const size_t count = size_t(batch.logit_rows()) * size_t(top);
+  static_assert(sizeof(TokenId) == sizeof(float));
+  const auto* ids = reinterpret_cast<const TokenId*>(state_->host_top);
+  return {top, {ids, count}, {state_->host_top + count, count}};
 }
 
 void Engine::set_expert_memory(const std::string& budget) {

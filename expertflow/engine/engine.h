@@ -33,6 +33,14 @@ MemoryPlan plan_memory(const ModelFiles& files, const EngineOptions& options);
 /// The same as the numbers that a budget is resolved against.
 BudgetFacts budget_facts_of(const ModelFiles& files, const MemoryPlan& plan);
 
+/// The largest logits of each row that asked for logits, falling; among equals the lower id first. Valid until the next
+/// step.
+struct TopLogits {
+  int top = 0;
+  std::span<const TokenId> ids;   ///< [rows, top]
+  std::span<const float> logits;  ///< [rows, top]
+};
+
 struct ExpertStats {
   uint64_t hits = 0, misses = 0;  ///< distinct experts a layer event asked for: resident, or not
   uint64_t bytes_read = 0;
@@ -64,6 +72,10 @@ class Engine {
 
   /// See forward(). Logits are valid until the next step.
   std::span<const float> step(const Batch& batch);
+  /// How many of the largest logits the backend finds by itself; 0: step_top() is not to be called.
+  int most_top() const;
+  /// A step that gives the largest logits alone: cheaper by the copy of the others, and by looking through them.
+  TopLogits step_top(const Batch& batch, int top);
   void set_observer(StepObserver* observer) { observer_ = observer; }
 
   /// Replaces the experts' tier by one with another budget ("50%", bytes, "min"); statistics restart. Between steps.
@@ -72,6 +84,7 @@ class Engine {
   ExpertStats expert_stats() const;
 
  private:
+  std::span<const float> run(const Batch& batch, int top);
   void build_experts(bool rest_is_taken);
   Budget budget_of(bool rest_is_taken) const;
   void log_io(const IoState& state) const;

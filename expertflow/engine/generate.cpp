@@ -27,18 +27,30 @@ int64_t Generator::reuse(const GenerateRequest& request) {
   return 0;
 }
 
-// Feeds what the sequence does not hold, a chunk at a time; no logits if it was cancelled between chunks.
-std::span<const float> Generator::feed_prompt(const GenerateRequest& request) {
-  std::span<const float> logits;
+// The token after these, from as few logits as its choice takes.
+TokenId Generator::next(std::span<const TokenId> tokens, Sampler& sampler, std::span<const TokenId> history) {
+  const int top = sampler.needs_top();
+  if (top == 0 || top > engine_.most_top()) return sampler.sample(sequence_->feed(tokens), history).token;
+  const TopLogits largest = sequence_->feed_top(tokens, top);
+  return sampler.sample_top(largest.ids, largest.logits);
+}
+
+// Feeds what the sequence does not hold, a chunk at a time; no token if it was cancelled between chunks.
+std::optional<TokenId> Generator::feed_prompt(const GenerateRequest& request, Sampler& sampler) {
   const size_t chunk = size_t(engine_.options().ubatch);
   while (held_.size() < request.prompt.size()) {
-    if (request.cancelled && request.cancelled()) return {};
+    if (request.cancelled && request.cancelled()) return std::nullopt;
     const auto rest = std::span(request.prompt).subspan(held_.size());
     const auto piece = rest.first(std::min(chunk, rest.size()));
-    logits = sequence_->feed(piece);
+    std::optional<TokenId> token;
+    if (piece.size() == rest.size())
+      token = next(piece, sampler, request.prompt);
+    else
+      sequence_->feed_silently(piece);
     held_.insert(held_.end(), piece.begin(), piece.end());
+    if (token) return token;
   }
-  return logits;
+  return std::nullopt;
 }
 
 void Generator::check_prompt(int64_t prompt_tokens) const {
@@ -65,9 +77,9 @@ GenerateResult Generator::generate(const GenerateRequest& request, const OnText&
   try {
     result.cached_tokens = reuse(request);
     const double start = now();
-    std::span<const float> logits = feed_prompt(request);
+    std::optional<TokenId> chosen = feed_prompt(request, sampler);
     result.computed_tokens = int64_t(held_.size()) - result.cached_tokens;
-    if (logits.empty()) {
+    if (!chosen) {
       result.finish = GenerateResult::Finish::kCancelled;
       result.prompt_seconds = now() - start;
       return result;
@@ -77,7 +89,7 @@ GenerateResult Generator::generate(const GenerateRequest& request, const OnText&
     std::vector<TokenId> history = request.prompt;
     result.finish = GenerateResult::Finish::kLength;
     while (int64_t(result.tokens.size()) < max_tokens) {
-      const TokenId token = sampler.sample(logits, history).token;
+      const TokenId token = *chosen;
       result.tokens.push_back(token);
       history.push_back(token);
       if (tokenizer_ && tokenizer_->is_eog(token) && !request.ignore_eos) {
@@ -96,7 +108,7 @@ GenerateResult Generator::generate(const GenerateRequest& request, const OnText&
         break;
       }
       if (int64_t(result.tokens.size()) == max_tokens) break;
-      logits = sequence_->feed(std::span(result.tokens).last(1));
+      chosen = next(std::span(result.tokens).last(1), sampler, history);
       held_.push_back(token);
     }
     if (!stream.stopped()) show(stream.finish());

@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,7 +51,8 @@ class Generator {
 
  private:
   int64_t reuse(const GenerateRequest& request);
-  std::span<const float> feed_prompt(const GenerateRequest& request);
+  TokenId next(std::span<const TokenId> tokens, Sampler& sampler, std::span<const TokenId> history);
+  std::optional<TokenId> feed_prompt(const GenerateRequest& request, Sampler& sampler);
   Engine& engine_;
   const Tokenizer* tokenizer_;
   std::unique_ptr<Sequence> sequence_;

@@ -21,8 +21,14 @@ class Sequence {
   /// Feeds tokens in chunks of at most chunk rows (0: the engine's ubatch); logits of the last one, valid until the
   /// next step.
   std::span<const float> feed(std::span<const TokenId> tokens, int chunk = 0);
+  /// The same without any logits.
+  void feed_silently(std::span<const TokenId> tokens);
+  /// The same with the largest logits alone (Engine::step_top).
+  TopLogits feed_top(std::span<const TokenId> tokens, int top);
 
  private:
+  // All but the last chunk, without logits; the last one.
+  Batch feed_beginning(std::span<const TokenId> tokens, int chunk);
   Engine& engine_;
   SequenceId id_;
 };

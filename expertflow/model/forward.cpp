@@ -116,7 +116,7 @@ void upload(StepContext& c, const Rows& rows) {
     c.backend.copy_to_device(st.inputs.token, st.host_inputs.token, st.inputs.bytes, c.stream);
 }
 
-void head(StepContext& c, const Rows& rows) {
+void head(StepContext& c, const Rows& rows, int top) {
   const Config& config = c.model.config;
   const Weights& w = c.model.weights;
   const int64_t n = int64_t(rows.logit_rows.size());
@@ -134,10 +134,16 @@ void head(StepContext& c, const Rows& rows) {
       c.stream,
       {{config.norm, n, config.hidden, config.norm_eps, w.final_norm, w.final_norm_bias, x, c.state.gathered}, out});
   if (config.logit_scale != 1.f) c.backend.scale(c.stream, c.state.logits, config.logit_scale, n * config.vocab);
+  if (top > 0)
+    c.backend.top(c.stream, {n, config.vocab, top, c.state.logits, reinterpret_cast<int32_t*>(c.state.top),
+                             c.state.top + n * top});
 }
 
-std::span<const float> fetch_logits(StepContext& c, const Rows& rows) {
-  const size_t count = rows.logit_rows.size() * size_t(c.model.config.vocab);
+std::span<const float> fetch_logits(StepContext& c, const Rows& rows, int top) {
+  const size_t count = top > 0 ? 0 : rows.logit_rows.size() * size_t(c.model.config.vocab);
+  if (top > 0 && !rows.logit_rows.empty())
+    c.backend.copy_to_host(c.state.host_top, c.state.top, rows.logit_rows.size() * 2 * size_t(top) * sizeof(float),
+                           c.stream);
   if (!c.backend.memory_is_host() && count > 0)
     c.backend.copy_to_host(c.state.host_logits, c.state.logits, count * sizeof(float), c.stream);
   c.stream.synchronize();
@@ -151,9 +157,11 @@ bool can_record(const StepContext& c, const Rows& rows) {
   const int64_t n = int64_t(rows.tokens.size());
   return n <= kMostRecordedRows && rows.all_logits() && !c.observer && c.experts.recordable(n);
 }
-uint64_t recording_key(const BatchView& view) {
-  constexpr int kRowBits = 8;
-  return uint64_t(view.reach) << (kRowBits + 1) | uint64_t(view.one_row_each) << kRowBits | uint64_t(view.rows);
+uint64_t recording_key(const BatchView& view, int top) {
+  constexpr int kRowBits = 8, kTopBits = 8;
+  static_assert(kMostRecordedRows < 1 << kRowBits && State::kMostTop < 1 << kTopBits);
+  return ((uint64_t(view.reach) << kTopBits | uint64_t(top)) << 1 | uint64_t(view.one_row_each)) << kRowBits |
+         uint64_t(view.rows);
 }
 
 // Ends on every way out.
@@ -175,7 +183,7 @@ class Recording {
   Stream* stream_;
 };
 
-void run_layers(StepContext& c, const Rows& rows, const std::vector<BatchView>& views) {
+void run_layers(StepContext& c, const Rows& rows, const std::vector<BatchView>& views, int top) {
   const Config& config = c.model.config;
   const int64_t n = int64_t(rows.tokens.size());
   c.backend.embed(c.stream, c.model.weights.embed, c.state.inputs.token, n, config.embedding_scale, c.state.x);
@@ -183,7 +191,7 @@ void run_layers(StepContext& c, const Rows& rows, const std::vector<BatchView>& 
     attention_block(c, LayerId(l), views[size_t(c.kv.group_of(LayerId(l)))]);
     ffn_block(c, LayerId(l), n);
   }
-  head(c, rows);
+  head(c, rows, top);
 }
 
 // Ends the experts' step on every way out, so that a failed step does not keep its pins.
@@ -200,8 +208,9 @@ class ExpertStep {
 
 }  // namespace
 
-std::span<const float> forward(StepContext& c, const Batch& batch) {
+std::span<const float> forward(StepContext& c, const Batch& batch, int top) {
   check(c, batch);
+  EF_DCHECK(top <= std::min(c.backend.most_top(), State::kMostTop) && top <= c.model.config.vocab);
   const Rows rows = describe(c, batch);
   reserve(c.kv, batch);
 
@@ -211,13 +220,13 @@ std::span<const float> forward(StepContext& c, const Batch& batch) {
   std::span<const float> logits;
   {
     ExpertStep step(c.experts);
-    const uint64_t key = recording_key(views.front());
+    const uint64_t key = recording_key(views.front(), top);
     if (!record || !c.stream.replay(key)) {
       Recording recording(c.stream, record, key);
-      run_layers(c, rows, views);
+      run_layers(c, rows, views, top);
       recording.end();
     }
-    logits = fetch_logits(c, rows);
+    logits = fetch_logits(c, rows, top);
   }
   for (const auto& piece : batch.pieces) c.kv.advance(piece.sequence, int64_t(piece.tokens.size()));
   return logits;

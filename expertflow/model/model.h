@@ -56,6 +56,8 @@ struct StepContext {
 /// One forward call. Reserves KV, runs all layers, advances the sequences. Returns logits [batch.logit_rows(), vocab]
 /// in batch order, valid until the next call. RequestError: a token id out of range, or no room in the KV cache;
 /// nothing has changed then. DeviceError from an expert that cannot be had: sequences keep their lengths.
-std::span<const float> forward(StepContext& context, const Batch& batch);
+/// top > 0 (at most the backend's most_top() and State::kMostTop): the largest logits of each row go to state.host_top
+/// instead, and none are returned.
+std::span<const float> forward(StepContext& context, const Batch& batch, int top = 0);
 
 }  // namespace ef

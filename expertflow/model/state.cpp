@@ -40,6 +40,7 @@ void for_each_buffer(const Config& c, int64_t rows, int64_t logit_rows, State* s
   i(&State::router_ids, rows * c.router.top_k);
   f(&State::gathered, logit_rows * hidden);
   f(&State::logits, logit_rows * c.vocab);
+  f(&State::top, logit_rows * 2 * State::kMostTop);
 }
 
 constexpr uint64_t kAlign = 64;
@@ -82,8 +83,10 @@ State::State(const Config& config, Backend& backend, int64_t rows, int64_t logit
   host_logits = logits;
   if (!backend.memory_is_host()) {
     const uint64_t input_bytes = inputs_bytes(config, rows);
-    host_memory_ = backend.allocate_host(input_bytes + padded(logit_rows * config.vocab));
+    const uint64_t logit_bytes = padded(logit_rows * config.vocab);
+    host_memory_ = backend.allocate_host(input_bytes + logit_bytes + padded(logit_rows * 2 * kMostTop));
     host_logits = reinterpret_cast<float*>(host_memory_.get() + input_bytes);
+    host_top = reinterpret_cast<float*>(host_memory_.get() + input_bytes + logit_bytes);
   }
   place_inputs(rows);
 }

@@ -50,12 +50,16 @@ struct State {
   Inputs host_inputs;  ///< the same where that is the host's, else where it is copied from
   void place_inputs(int64_t rows);
   float* host_logits = nullptr;  ///< likewise
+  /// Where a step asks for the largest logits alone: ids [logit rows, top], then the logits, likewise.
+  static constexpr int kMostTop = 64;
+  float* top = nullptr;
+  float* host_top = nullptr;
 
  private:
   Buffer buffer_;
   std::byte* inputs_memory_ = nullptr;
   int64_t rope_pairs_ = 0;
-  std::shared_ptr<std::byte> host_memory_;  // inputs, then logits
+  std::shared_ptr<std::byte> host_memory_;  // inputs, logits, the largest of them
 };
 
 }  // namespace ef

@@ -225,7 +225,10 @@ std::vector<Sampler::Candidate> Sampler::candidates(std::span<const float> logit
 
 std::vector<TokenProbability> Sampler::probabilities(std::span<const float> logits,
                                                      std::span<const TokenId> history) const {
-  const std::vector<Candidate> kept = candidates(logits, history);
+  return probabilities(candidates(logits, history));
+}
+
+std::vector<TokenProbability> Sampler::probabilities(const std::vector<Candidate>& kept) const {
   if (config_.greedy()) return {{kept[0].token, 1.0}};
   float max = kNegativeInfinity;
   for (const Candidate& c : kept) max = std::max(max, c.logit);
@@ -240,20 +243,38 @@ std::vector<TokenProbability> Sampler::probabilities(std::span<const float> logi
   return result;
 }
 
-Sampled Sampler::sample(std::span<const float> logits, std::span<const TokenId> history, int top_logprobs_wanted) {
-  const std::vector<TokenProbability> choices = probabilities(logits, history);
-  Sampled result;
-  result.token = choices.back().token;
-  if (!config_.greedy()) {
-    const double u = double(random_() >> 11) * 0x1p-53;
-    double sum = 0;
-    for (const TokenProbability& p : choices) {
-      sum += p.probability;
-      if (u >= sum) continue;
-      result.token = p.token;
-      break;
-    }
+TokenId Sampler::draw(const std::vector<TokenProbability>& choices) {
+  if (config_.greedy()) return choices.back().token;
+  const double u = double(random_() >> 11) * 0x1p-53;
+  double sum = 0;
+  for (const TokenProbability& p : choices) {
+    sum += p.probability;
+    if (u < sum) return p.token;
   }
+  return choices.back().token;
+}
+
+int Sampler::needs_top() const {
+  if (changes_logits()) return 0;
+  return config_.greedy() ? 1 : std::max(config_.top_k, 0);
+}
+
+TokenId Sampler::sample_top(std::span<const TokenId> ids, std::span<const float> logits) {
+  EF_DCHECK(needs_top() > 0 && ids.size() == logits.size() && !ids.empty());
+  for (size_t i = 0; i < ids.size(); ++i)
+    EF_CHECK(logits[i] < std::numeric_limits<float>::infinity(), RequestError,
+             "the model's logits are not finite: token {} has {}", ids[i], logits[i]);
+  std::vector<Candidate> kept;
+  const size_t n = std::min(ids.size(), size_t(needs_top()));
+  for (size_t i = 0; i < n && logits[i] != kNegativeInfinity; ++i) kept.push_back({ids[i], logits[i]});
+  EF_CHECK(!kept.empty(), RequestError, "the model's logits are not finite: all {} are -inf", vocab_size_);
+  if (!config_.greedy()) filter(kept);
+  return draw(probabilities(kept));
+}
+
+Sampled Sampler::sample(std::span<const float> logits, std::span<const TokenId> history, int top_logprobs_wanted) {
+  Sampled result;
+  result.token = draw(probabilities(logits, history));
   if (top_logprobs_wanted >= 0) {
     result.logprob = logprob_of(logits, result.token);
     result.top = top_logprobs(logits, top_logprobs_wanted);

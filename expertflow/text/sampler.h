@@ -71,6 +71,12 @@ class Sampler {
   /// RequestError where a logit is NaN or +infinity, or no token is left.
   Sampled sample(std::span<const float> logits, std::span<const TokenId> history, int top_logprobs = -1);
 
+  /// How many of the largest logits sample_top() needs; 0: it takes all of them, only sample() will do.
+  int needs_top() const;
+  /// The same token as sample() with all logits, from the largest: falling, among equals the lower id first; at least
+  /// needs_top() of them (or the vocabulary).
+  TokenId sample_top(std::span<const TokenId> ids, std::span<const float> logits);
+
   /// What a draw chooses from: the tokens that the filters leave, by rising id. With greedy(), the one token.
   std::vector<TokenProbability> probabilities(std::span<const float> logits, std::span<const TokenId> history) const;
 
@@ -81,6 +87,8 @@ class Sampler {
   };
   std::vector<Candidate> candidates(std::span<const float> logits, std::span<const TokenId> history) const;
   std::vector<Candidate> best_candidates(std::span<const float> logits) const;
+  std::vector<TokenProbability> probabilities(const std::vector<Candidate>& kept) const;
+  TokenId draw(const std::vector<TokenProbability>& choices);
   bool changes_logits() const;
   void apply_penalties(std::vector<float>& logits, std::span<const TokenId> history) const;
   void filter(std::vector<Candidate>& kept) const;

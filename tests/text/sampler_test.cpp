@@ -290,5 +290,51 @@ TEST(Sampler, ConfigErrorsNameFieldAndRange) {
   EXPECT_THROW(c.validate(), RequestError);
 }
 
+TEST(SampleTop, GivesTheTokensThatAllLogitsGive) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<float> logits(5000);
+  for (const bool equals : {false, true}) {
+    for (float& l : logits) l = equals ? std::round(normal(random)) : normal(random);
+    std::vector<TokenId> order(logits.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](TokenId a, TokenId b) { return logits[size_t(a)] > logits[size_t(b)]; });
+    for (const float temperature : {0.f, 0.7f, 2.f}) {
+      SamplerConfig config;
+      config.temperature = temperature;
+      config.seed = 11;
+      Sampler all(config, int64_t(logits.size())), top(config, int64_t(logits.size()));
+      ASSERT_EQ(top.needs_top(), temperature == 0 ? 1 : 40);
+      const std::vector<TokenId> ids(order.begin(), order.begin() + top.needs_top());
+      std::vector<float> values;
+      for (const TokenId id : ids) values.push_back(logits[size_t(id)]);
+      for (int draw = 0; draw < 200; ++draw)
+        ASSERT_EQ(top.sample_top(ids, values), all.sample(logits, {}).token) << "draw " << draw;
+    }
+  }
+}
+
+TEST(SampleTop, WhatChangesLogitsNeedsThemAll) {
+  SamplerConfig config;
+  EXPECT_EQ(Sampler(config, 100).needs_top(), 40);
+  config.top_k = 0;
+  EXPECT_EQ(Sampler(config, 100).needs_top(), 0);
+  config.top_k = 10;
+  config.logit_bias[3] = 1;
+  EXPECT_EQ(Sampler(config, 100).needs_top(), 0);
+  config.logit_bias.clear();
+  config.presence_penalty = 1;
+  EXPECT_EQ(Sampler(config, 100).needs_top(), 0);
+}
+
+TEST(SampleTop, RefusesLogitsThatAreNotFinite) {
+  SamplerConfig config;
+  Sampler sampler(config, 100);
+  EXPECT_THROW(sampler.sample_top(std::vector<TokenId>{4}, std::vector<float>{NAN}), RequestError);
+  EXPECT_THROW(sampler.sample_top(std::vector<TokenId>{4}, std::vector<float>{INFINITY}), RequestError);
+  EXPECT_THROW(sampler.sample_top(std::vector<TokenId>{4}, std::vector<float>{-INFINITY}), RequestError);
+}
+
 }  // namespace
 }  // namespace ef

@@ -147,6 +147,9 @@ class CudaBackend final : public Backend {
     check(cuda::copy_2d(dst, dst_stride, src, src_stride, width, rows, handle(s)), "copy_2d");
   }
 
+  int most_top() const override { return cuda::kMostTop; }
+  void top(Stream& s, const TopArgs& a) override { use(), cuda::top(of(s), a); }
+
   void norm_linear(Stream& s, const NormLinearArgs& a) override {
     if (invariant_) return Backend::norm_linear(s, a);
     use(), fast_.norm_linear(of(s), a);

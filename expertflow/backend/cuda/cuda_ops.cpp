@@ -130,6 +130,13 @@ void rope(CudaStream& stream, const RopeArgs& a) {
         "rope");
 }
 
+void top(CudaStream& stream, const TopArgs& a) {
+  EF_DCHECK(a.top <= kMostTop && a.top <= a.width);
+  TopParams p{a.rows, a.width, a.top, a.x, a.ids, a.values, nullptr};
+  p.scratch = stream.scratch((top_scratch(p) + sizeof(float) - 1) / sizeof(float));
+  check(top(p, stream.handle()), "top");
+}
+
 void activation(CudaStream& stream, const ActivationArgs& a) {
   check(activation(
             {Act(a.activation.kind), a.activation.alpha, a.activation.limit, 1, a.n, a.n, a.n, a.gate, a.up, a.out},

@@ -18,6 +18,7 @@ void attention(CudaStream&, const AttentionArgs&);
 void route(CudaStream&, const RouterArgs&);
 void norm(CudaStream&, const NormArgs&);
 void rope(CudaStream&, const RopeArgs&);
+void top(CudaStream&, const TopArgs&);
 void activation(CudaStream&, const ActivationArgs&);
 
 }  // namespace ef::cuda

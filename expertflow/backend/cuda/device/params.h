@@ -133,6 +133,19 @@ struct RouteParams {
 uint64_t route_shared_bytes(const RouteParams&);
 cudaError_t route(const RouteParams&, cudaStream_t);
 
+constexpr int kMostTop = 64;
+/// The `top` largest numbers of each row, falling (lower index first among equals; NaN above all).
+struct TopParams {
+  int64_t rows = 0, width = 0;  ///< width >= top
+  int top = 0;                  ///< at most kMostTop
+  const float* x = nullptr;
+  int32_t* ids = nullptr;   ///< [rows, top]
+  float* values = nullptr;  ///< [rows, top]
+  void* scratch = nullptr;
+};
+uint64_t top_scratch(const TopParams&);
+cudaError_t top(const TopParams&, cudaStream_t);
+
 enum class Act : uint8_t { kSilu, kGelu, kGeluTanh, kClampedSwiglu };
 struct ActivationParams {
   Act kind = Act::kSilu;

@@ -57,11 +57,23 @@ void compare_prompt(Engine& engine, const GoldenCase& golden, bool logits_only, 
     report.max_logit_error = std::numeric_limits<double>::infinity();
     return;
   }
+  // Rows after a choice that falls otherwise attend to other keys and values.
+  size_t equal_rows = golden.ids.size();
+  for (size_t l = 0; l < golden.experts.size(); ++l) {
+    const size_t k = golden.experts[l].size() / golden.ids.size();
+    const auto [at, found] =
+        std::mismatch(golden.experts[l].begin(), golden.experts[l].end(), recorder.layers[l].begin());
+    equal_rows = std::min(equal_rows, size_t(at - golden.experts[l].begin()) / k);
+  }
+  const size_t equal_logits = equal_rows * (logits.size() / golden.ids.size());
+  report.equal_rows += int64_t(equal_rows);
+  report.rows += int64_t(golden.ids.size());
   for (size_t i = 0; i < logits.size(); ++i) {
     const double error = std::fabs(double(logits[i]) - double(golden.logits[i]));
     report.max_logit = std::max(report.max_logit, std::fabs(double(golden.logits[i])));
     report.max_logit_error =
         std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(report.max_logit_error, error);
+    if (i < equal_logits && !(error <= report.max_equal_error)) report.max_equal_error = error;
   }
   for (size_t l = 0; l < golden.experts.size() && !logits_only; ++l) {
     const size_t k = golden.experts[l].size() / golden.ids.size();

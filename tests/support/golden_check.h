@@ -23,7 +23,9 @@ std::vector<Fixture> all_fixtures();
 
 struct FixtureReport {
   double max_logit_error = 0;
-  double max_logit = 0;  ///< largest magnitude of the golden ones
+  double max_logit = 0;        ///< largest magnitude of the golden ones
+  double max_equal_error = 0;  ///< as max_logit_error, of rows before the first whose experts are others
+  int64_t rows = 0, equal_rows = 0;
   int64_t expert_rows = 0, wrong_expert_rows = 0;
   int64_t greedy_tokens = 0, wrong_greedy_tokens = 0;
   bool pass(const Fixture& f) const {

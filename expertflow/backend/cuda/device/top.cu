@@ -74,7 +74,7 @@ cudaError_t top(const TopParams& p, cudaStream_t stream) {
   if (p.rows <= 0 || p.top <= 0) return cudaSuccess;
   // Passes read one half of the scratch and write the other.
   uint64_t* const halves[2] = {static_cast<uint64_t*>(p.scratch),
-                     static_cast<uint64_t*>(p.scratch) + p.rows * segments_of(p.width) * p.top};
+                               static_cast<uint64_t*>(p.scratch) + p.rows * segments_of(p.width) * p.top};
   const uint64_t* from = nullptr;
   int64_t n = p.width;
   for (int pass = 0;; ++pass) {

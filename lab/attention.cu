@@ -1,5 +1,6 @@
 // attend() against the reference composition (norm, rope, store_kv, attention): the same numbers, and how fast.
-//   nvcc -O3 -std=c++17 -arch=sm_90 -I. lab/attention.cu expertflow/backend/cuda/device/*.cu -o attention_lab
+//   nvcc -O3 -std=c++17 -arch=sm_90 --extended-lambda -t 0 -I. lab/attention.cu expertflow/backend/cuda/device/*.cu
+//        -o attention_lab        (attend*, attention, elementwise and launch.cu are enough)
 //   attention_lab [--check]   checks and times; --check: checks on tiny shapes alone
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,10 @@
 // Qwen3-30B-A3B.
 //   nvcc -O3 -std=c++17 -arch=sm_90 --extended-lambda -fmad=false -I. lab/gemm.cu expertflow/backend/cuda/device/*.cu \
 //     -o gemm_lab
-//   gemm_lab [--check]     small shapes and no times with --check
+//   gemm_lab               small shapes of every format, then the model's, with times
+//   gemm_lab --check       small shapes
+//   gemm_lab --once ROWS   the model's products once, for a profiler:
+//     ncu --clock-control none --metrics gpu__time_duration.sum gemm_lab --once 512
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -109,9 +112,9 @@ void print(const char* what, const char* version, Fmt format, int64_t rows, doub
 }
 
 struct Lab {
-  bool check_only = false;
-  int rounds() const { return 5; }
+  bool check_only = false, once = false;
 };
+constexpr int kRounds = 5;
 
 // A projection: n outputs of `cols` inputs. Returns microseconds of the product as the backend calls it.
 double dense(const Lab& lab, const char* what, Fmt format, int64_t rows, std::vector<int64_t> ns, int64_t cols) {
@@ -147,6 +150,15 @@ double dense(const Lab& lab, const char* what, Fmt format, int64_t rows, std::ve
   Device<unsigned char> scratch(int64_t(gemm_scratch(p)));
   p.scratch = scratch.get();
 
+  const auto fast = [&](int i) {
+    at_copy(i % copies);
+    check(gemm(p, nullptr), "gemm");
+  };
+  if (lab.once) {
+    fast(0);
+    check(cudaDeviceSynchronize(), "gemm");
+    return 1;
+  }
   const auto naive = [&](int i) {
     int64_t row = 0;
     for (const int64_t n : ns) {
@@ -156,10 +168,6 @@ double dense(const Lab& lab, const char* what, Fmt format, int64_t rows, std::ve
       check(matmul(m, nullptr), "matmul");
       row += n;
     }
-  };
-  const auto fast = [&](int i) {
-    at_copy(i % copies);
-    check(gemm(p, nullptr), "gemm");
   };
   naive(0), fast(0);
   const std::vector<float> reference = ref.host();
@@ -192,9 +200,9 @@ double dense(const Lab& lab, const char* what, Fmt format, int64_t rows, std::ve
     const double e = error_of(out.host(), reference);
     char version[16];
     std::snprintf(version, sizeof version, "tile %d", tile);
-    print(what, version, format, rows, flop, time_us(lab.rounds(), tiled), e);
+    print(what, version, format, rows, flop, time_us(kRounds, tiled), e);
   }
-  const double us = time_us(lab.rounds(), fast);
+  const double us = time_us(kRounds, fast);
   print(what, "gemm", format, rows, flop, us, error);
   return us;
 }
@@ -296,6 +304,12 @@ double routed(const Lab& lab, Fmt gate_up, Fmt down, int64_t rows, int experts, 
   Device<unsigned char> scratch(int64_t(routed_gemm_scratch(p)));
   p.scratch = scratch.get();
 
+  const auto fast = [&](int) { check(routed_gemm(p, nullptr), "routed_gemm"); };
+  if (lab.once) {
+    fast(0);
+    check(cudaDeviceSynchronize(), "routed_gemm");
+    return 1;
+  }
   Reference reference(p, entries, ids);
   reference.run(ref.get());
   const std::vector<float> expected = ref.host();
@@ -310,12 +324,11 @@ double routed(const Lab& lab, Fmt gate_up, Fmt down, int64_t rows, int experts, 
     const double e = error_of(out.host(), expected);
     char version[16];
     std::snprintf(version, sizeof version, "tile %d", tile);
-    print("experts", version, strictest, rows, flop, lab.check_only ? 0 : time_us(lab.rounds(), tiled), e);
+    print("experts", version, strictest, rows, flop, lab.check_only ? 0 : time_us(kRounds, tiled), e);
   }
-  const auto fast = [&](int) { check(routed_gemm(p, nullptr), "routed_gemm"); };
   out.poison(), scratch.poison();
   fast(0);
-  const double e = error_of(out.host(), expected), us = lab.check_only ? 0 : time_us(lab.rounds(), fast);
+  const double e = error_of(out.host(), expected), us = lab.check_only ? 0 : time_us(kRounds, fast);
   print("experts", "routed", strictest, rows, flop, us, e);
   return us;
 }
@@ -327,6 +340,7 @@ void model(const Lab& lab, const char* name, Fmt most, Fmt some, int64_t rows) {
   const double coarse = routed(lab, most, most, rows, 128, 8, 2048, 768);
   const double fine = some == most ? coarse : routed(lab, most, some, rows, 128, 8, 2048, 768);
   if (some != most) dense(lab, "v", some, rows, {512}, 2048);
+  if (lab.once) return;
   const double layer = qkv + out + (coarse + fine) / 2;
   std::printf("%s, chunks of %lld rows: %.1f us a layer, %.0f tokens/s of 48 layers' products\n", name,
               static_cast<long long>(rows), layer, double(rows) / (48 * layer) * 1e6);
@@ -346,8 +360,19 @@ void small(const Lab& lab) {
 int main(int argc, char** argv) {
   using namespace ef::cuda;
   Lab lab;
-  lab.check_only = argc > 1 && std::strcmp(argv[1], "--check") == 0;
-  small({true});
+  lab.check_only = argc == 2 && std::strcmp(argv[1], "--check") == 0;
+  lab.once = argc == 3 && std::strcmp(argv[1], "--once") == 0;
+  if (argc > 1 && !lab.check_only && !lab.once) {
+    std::fprintf(stderr, "usage: gemm_lab [--check | --once ROWS]\n");
+    return 2;
+  }
+  if (lab.once) {
+    const int64_t rows = std::max(1, std::atoi(argv[2]));
+    model(lab, "Q4_K with Q6_K", Fmt::kQ4K, Fmt::kQ6K, rows);
+    model(lab, "BF16", Fmt::kBF16, Fmt::kBF16, rows);
+    return 0;
+  }
+  small({true, false});
   if (lab.check_only) return 0;
   for (const int64_t rows : {512, 2048}) {
     model(lab, "Q4_K with Q6_K", Fmt::kQ4K, Fmt::kQ6K, rows);

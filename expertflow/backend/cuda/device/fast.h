@@ -99,7 +99,9 @@ uint64_t routed_gemm_scratch(const RoutedParams&);
 cudaError_t routed_gemm(const RoutedParams&, cudaStream_t);
 
 /// out[r] = w * x[r] + bias, or add_to[r] += add_scale * that: any number of rows, tensor cores. Matrices that share
-/// their input go together: x is rounded once, and narrow matrices fill the device.
+/// their input go together: x is rounded once, and narrow matrices fill the device. Both factors meet as bfloat16 where
+/// the weights are stored so, else as float16: rows of x scaled by powers of two of their own, weights as they are, up
+/// to 65504 in F16 and 1023 in the other formats.
 struct GemmParams {
   Fmt format = Fmt::kF32;
   Weights w;

@@ -4,6 +4,8 @@
 // are needed. What makes that possible is that a sum's columns may come in any order: octet t of a group of 32 belongs
 // to lane t of four, and the activations are stored in the order that follows (narrow.cuh).
 #pragma once
+#include <type_traits>
+
 #include "formats.cuh"
 #include "gemm_task.cuh"
 #include "halves.cuh"
@@ -17,10 +19,10 @@ struct WeightRow {
   const float* scales;
 };
 
-/// A lane's octets of one row in the two groups of a step, as they are stored: load() reads them, prepare() is called
-/// by all lanes of a warp before halves() gives the pairs of one group. kLift: halves are the weights times 2 ^ kLift,
-/// so that small scales keep their bits. group(): which groups of 32 columns a step consists of. This general form
-/// converts when it loads.
+/// A lane's octets of one row in the two groups of a step, as they are stored: load() reads them, or keeps what it can
+/// of the step before; prepare() is called by all lanes of a warp before halves() gives the pairs of one group. kLift:
+/// halves are the weights times 2 ^ kLift, so that small scales keep their bits. group(): which groups of 32 columns a
+/// step consists of. This general form converts when it loads.
 template <class F>
 struct Piece {
   static constexpr int kLift = 6;
@@ -28,7 +30,7 @@ struct Piece {
   uint32_t pairs[2][4];
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols) {
+  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const Piece&) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       const int64_t o = 4 * group(step, g) + t;
@@ -44,7 +46,7 @@ struct Piece {
       for (int j = 0; j < 4; ++j) pairs[g][j] = pair_of(v[2 * j] * float(1 << kLift), v[2 * j + 1] * float(1 << kLift));
     }
   }
-  __device__ void prepare(const WeightRow&, int) {}
+  __device__ void prepare(int, int) {}
   __device__ void halves(const WeightRow&, int, int g, int, uint32_t (&out)[4]) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) out[j] = pairs[g][j];
@@ -85,7 +87,7 @@ __device__ void gemm_tile(const GemmTask& p, const GemmPart& part, const Weights
 
   P now[4];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) now[j].load(row[j], 0, t, p.cols);
+  for (int j = 0; j < 4; ++j) now[j].load(row[j], 0, t, p.cols, now[j]);
 
   float sum[kLive][4][4] = {};
   int stage = 0;
@@ -98,12 +100,12 @@ __device__ void gemm_tile(const GemmTask& p, const GemmPart& part, const Weights
     if constexpr (kTwoPieces) {
       if (step + 1 < p.steps) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) next[j].load(row[j], step + 1, t, p.cols);
+        for (int j = 0; j < 4; ++j) next[j].load(row[j], step + 1, t, p.cols, now[j]);
       }
     }
     const uint4* x = stages + stage * kStageChunks + lane % 16 * kStepChunks;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) now[j].prepare(row[j], step);
+    for (int j = 0; j < 4; ++j) now[j].prepare(step, t);
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       uint32_t b[4][4];
@@ -112,7 +114,7 @@ __device__ void gemm_tile(const GemmTask& p, const GemmPart& part, const Weights
       if constexpr (!kTwoPieces) {
         if (g == 1 && step + 1 < p.steps) {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) now[j].load(row[j], step + 1, t, p.cols);
+          for (int j = 0; j < 4; ++j) now[j].load(row[j], step + 1, t, p.cols, now[j]);
         }
       }
 #pragma unroll
@@ -174,7 +176,7 @@ __device__ void gemm_tile(const GemmTask& p, const GemmPart& part, const Weights
   }
 }
 
-// kFrags: a tile has up to 16 * kFrags rows. Tiles with fewer take the loop that multiplies no more than they need.
+// kFrags: a tile has up to 16 * kFrags rows. Those with fewer take a loop that multiplies by quarters as they need.
 template <class F, int kFrags>
 __global__ void __launch_bounds__(kGemmThreads, kFrags > 4 ? 2 : 3) gemm_kernel(const GemmTask p) {
   EF_DYNAMIC_SHARED(uint4, stages);
@@ -185,8 +187,9 @@ __global__ void __launch_bounds__(kGemmThreads, kFrags > 4 ? 2 : 3) gemm_kernel(
 
   Tile tile;
   if (p.tiles) {
-    if (int64_t(blockIdx.y) >= *p.tile_count) return;
+    const int64_t tiles = *p.tile_count;
     tile = p.tiles[blockIdx.y];
+    if (int64_t(blockIdx.y) >= tiles) return;
   } else {
     tile.first = int32_t(blockIdx.y) * p.tile_rows;
     tile.rows = int32_t(min(int64_t(p.tile_rows), p.rows - tile.first));
@@ -209,22 +212,19 @@ __global__ void __launch_bounds__(kGemmThreads, kFrags > 4 ? 2 : 3) gemm_kernel(
   const int64_t first_out = int64_t(int(blockIdx.x) - part.first_block) * kGemmOutputs;
   __syncthreads();
 
-  const int live = (tile.rows + 15) / 16;
-  if constexpr (kFrags == 4) {
-    if (live == 1) {
-      gemm_tile<F, 1>(p, part, w, first_out, tile, stages, chunk_at, factor_at);
-    } else if (live == 2) {
-      gemm_tile<F, 2>(p, part, w, first_out, tile, stages, chunk_at, factor_at);
-    } else {
-      gemm_tile<F, 4>(p, part, w, first_out, tile, stages, chunk_at, factor_at);
-    }
-  } else {
-    static_assert(kFrags == 8, "tiles of 64 or 128 rows");
-    if (live <= 4)
-      gemm_tile<F, 4>(p, part, w, first_out, tile, stages, chunk_at, factor_at);
-    else
-      gemm_tile<F, 8>(p, part, w, first_out, tile, stages, chunk_at, factor_at);
-  }
+  const auto run = [&](auto live) {
+    gemm_tile<F, decltype(live)::value>(p, part, w, first_out, tile, stages, chunk_at, factor_at);
+  };
+  const int sixteens = (tile.rows + 15) / 16;
+  constexpr int kQuarter = kFrags / 4;
+  if (sixteens <= kQuarter)
+    run(std::integral_constant<int, kQuarter>());
+  else if (sixteens <= 2 * kQuarter)
+    run(std::integral_constant<int, 2 * kQuarter>());
+  else if (sixteens <= 3 * kQuarter)
+    run(std::integral_constant<int, 3 * kQuarter>());
+  else
+    run(std::integral_constant<int, kFrags>());
 }
 
 template <class F>

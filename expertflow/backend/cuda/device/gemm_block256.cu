@@ -15,13 +15,17 @@ struct KPiece {
   uint32_t d, scales;  // d and dmin; scales of the two groups, and minimums
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t) {
+  __device__ void load(const WeightRow& row, int step, int t, int64_t, const KPiece& before) {
     const uint8_t* b = row.data + step / 4 * int64_t(F::kBytes);
-    head = load4(b + 4 * t);
-    if constexpr (kFifth) fifth.load(b + 16 + 8 * t);
+    if (step % 4 == 0) {
+      head = weight4(b + 4 * t);
+      if constexpr (kFifth) fifth.load(b + 16 + 8 * t);
+    } else {
+      head = before.head, fifth = before.fifth;
+    }
     four.load(b + (kFifth ? 48 : 16) + 32 * (step % 4) + 8 * t);
   }
-  __device__ void prepare(const WeightRow&, int step) {
+  __device__ void prepare(int step, int) {
     d = __shfl_sync(0xffffffffu, head, 0, 4);
     const int j = step % 4, shift = 16 * (j % 2);
     const uint32_t a = __shfl_sync(0xffffffffu, head, 1, 4) >> shift, b = __shfl_sync(0xffffffffu, head, 2, 4) >> shift,
@@ -58,18 +62,31 @@ struct Piece<Q6K> {
   static constexpr int kLift = kWeightLift;
   static constexpr bool kBrain = false;
   EightBytes<2> low, high;
-  uint32_t scale[2], d;
+  uint32_t codes[2], d;  // codes: of scales 4t to 4t + 3 of the block
+  uint32_t scale[2];     // of the step's groups
 
   static __device__ int64_t group(int step, int g) { return 4 * int64_t(step / 2) + step % 2 + 2 * g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t) {
+  __device__ void load(const WeightRow& row, int step, int t, int64_t, const Piece& before) {
     const uint8_t* b = row.data + step / 4 * int64_t(Q6K::kBytes);
     const int half = step / 2 % 2, part = step % 2;
+    if (step % 4 == 0) {
+      codes[0] = weight2(b + 192 + 4 * t), codes[1] = weight2(b + 194 + 4 * t), d = weight2(b + 208);
+    } else {
+      codes[0] = before.codes[0], codes[1] = before.codes[1], d = before.d;
+    }
+    if (part == 0)
+      high.load(b + 128 + 32 * half + 8 * t);
+    else
+      high = before.high;
     low.load(b + 64 * half + 32 * part + 8 * t);
-    high.load(b + 128 + 32 * half + 8 * t);
-    const uint8_t* scales = b + 192 + 8 * half + 2 * part + t / 2;
-    scale[0] = scales[0], scale[1] = scales[4], d = load2(b + 208);
   }
-  __device__ void prepare(const WeightRow&, int) {}
+  __device__ void prepare(int step, int t) {
+    // Scale 8 half + 2 part + 4 g + t / 2.
+    const int half = step / 2 % 2, part = step % 2;
+#pragma unroll
+    for (int g = 0; g < 2; ++g)
+      scale[g] = __shfl_sync(0xffffffffu, part == 0 ? codes[0] : codes[1], 2 * half + g, 4) >> (8 * (t / 2)) & 255;
+  }
   __device__ void halves(const WeightRow& row, int step, int g, int, uint32_t (&out)[4]) const {
     const __half2 code = __hsub2(byte_over_1024(scale[g] ^ 0x80u, 0), twice(1024.f + 128.f));
     const __half2 factor = __hmul2(code, lifted(lower_twice(d)));
@@ -91,12 +108,12 @@ struct Piece<Q2K> {
   uint32_t scales, d;  // of the step's four groups of 16; d and dmin
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t) {
+  __device__ void load(const WeightRow& row, int step, int t, int64_t, const Piece&) {
     const uint8_t* b = row.data + step / 4 * int64_t(Q2K::kBytes);
     two.load(b + 16 + 32 * (step % 4 / 2) + 8 * t);
-    scales = load4(b + 4 * (step % 4)), d = load4(b + 80);
+    scales = weight4(b + 4 * (step % 4)), d = weight4(b + 80);
   }
-  __device__ void prepare(const WeightRow&, int) {}
+  __device__ void prepare(int, int) {}
   __device__ void halves(const WeightRow&, int step, int g, int t, uint32_t (&out)[4]) const {
     const uint32_t packed = scales >> (8 * (2 * g + t / 2));
     const __half2 scale = __hsub2(byte_over_1024(packed & 15, 0), twice(1024.f)), down = __hmul2(scale, twice(-1024.f));
@@ -120,18 +137,18 @@ struct Piece<Q3K> {
   uint32_t low[2], high[2], d;  // bits of the scales
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t) {
+  __device__ void load(const WeightRow& row, int step, int t, int64_t, const Piece&) {
     const uint8_t* b = row.data + step / 4 * int64_t(Q3K::kBytes);
     third.load(b + 8 * t);
     two.load(b + 32 + 32 * (step % 4 / 2) + 8 * t);
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
-      low[g] = b[96 + 4 * (step % 2) + 2 * g + t / 2];
-      high[g] = b[104 + 2 * g + t / 2];
+      low[g] = weight1(b + 96 + 4 * (step % 2) + 2 * g + t / 2);
+      high[g] = weight1(b + 104 + 2 * g + t / 2);
     }
-    d = load2(b + 108);
+    d = weight2(b + 108);
   }
-  __device__ void prepare(const WeightRow&, int) {}
+  __device__ void prepare(int, int) {}
   __device__ void halves(const WeightRow& row, int step, int g, int, uint32_t (&out)[4]) const {
     const int s = step % 4;
     const uint32_t packed = (low[g] >> (4 * (s / 2)) & 15) | (high[g] >> (2 * s) & 3) << 4;
@@ -156,13 +173,13 @@ struct Piece<IQ4XS> {
   uint32_t low, head;  // low bits of the step's two scales; d and the high bits of all
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t) {
+  __device__ void load(const WeightRow& row, int step, int t, int64_t, const Piece&) {
     const uint8_t* b = row.data + step / 4 * int64_t(IQ4XS::kBytes);
 #pragma unroll
     for (int g = 0; g < 2; ++g) four[g].load(b + 8 + 16 * (2 * (step % 4) + g) + 8 * (t % 2));
-    low = b[4 + step % 4], head = load4(b);
+    low = weight1(b + 4 + step % 4), head = weight4(b);
   }
-  __device__ void prepare(const WeightRow&, int) {}
+  __device__ void prepare(int, int) {}
   __device__ void halves(const WeightRow&, int step, int g, int t, uint32_t (&out)[4]) const {
     const uint32_t packed = (low >> (4 * g) & 15) | (head >> (16 + 2 * (2 * (step % 4) + g)) & 3) << 4;
     const __half2 code = __hsub2(byte_over_1024(packed, 0), twice(1024.f + 32.f));

@@ -21,7 +21,7 @@ struct NibblePiece {
   uint32_t d[2], fifth[2];
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols) {
+  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const NibblePiece&) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       if (32 * group(step, g) >= cols) {
@@ -30,11 +30,11 @@ struct NibblePiece {
       }
       const uint8_t* b = block_of<F>(row, step, g);
       four[g].load(b + kAt + 8 * (t % 2));
-      d[g] = kMinimum ? load4(b) : load2(b);
-      if constexpr (kFifthAt >= 0) fifth[g] = b[kFifthAt + t];
+      d[g] = kMinimum ? weight4(b) : weight2(b);
+      if constexpr (kFifthAt >= 0) fifth[g] = weight1(b + kFifthAt + t);
     }
   }
-  __device__ void prepare(const WeightRow&, int) {}
+  __device__ void prepare(int, int) {}
   __device__ void halves(const WeightRow& row, int step, int g, int t, uint32_t (&out)[4]) const {
     const __half2 factor = lifted(lower_twice(d[g]));
     uint32_t w[2];
@@ -78,7 +78,7 @@ struct Piece<Q8_0> {
   uint32_t d[2];
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols) {
+  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const Piece&) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       if (32 * group(step, g) >= cols) {
@@ -86,10 +86,10 @@ struct Piece<Q8_0> {
         continue;
       }
       const uint8_t* b = block_of<Q8_0>(row, step, g);
-      bytes[g].load(b + 2 + 8 * t), d[g] = load2(b);
+      bytes[g].load(b + 2 + 8 * t), d[g] = weight2(b);
     }
   }
-  __device__ void prepare(const WeightRow&, int) {}
+  __device__ void prepare(int, int) {}
   __device__ void halves(const WeightRow& row, int step, int g, int, uint32_t (&out)[4]) const {
     const __half2 factor = lifted(lower_twice(d[g]));
     uint32_t w[2];
@@ -108,7 +108,7 @@ struct Piece<MXFP4> {
   uint32_t e[2];
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols) {
+  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const Piece&) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       if (32 * group(step, g) >= cols) {
@@ -116,10 +116,10 @@ struct Piece<MXFP4> {
         continue;
       }
       const uint8_t* b = block_of<MXFP4>(row, step, g);
-      four[g].load(b + 1 + 8 * (t % 2)), e[g] = b[0];
+      four[g].load(b + 1 + 8 * (t % 2)), e[g] = weight1(b);
     }
   }
-  __device__ void prepare(const WeightRow&, int) {}
+  __device__ void prepare(int, int) {}
   __device__ void halves(const WeightRow& row, int step, int g, int t, uint32_t (&out)[4]) const {
     // 2^-127 (e = 0) is zero among halves, as most that is small.
     const __half2 factor = twice(__uint_as_float(e[g] << 23) * float(1 << kWeightLift));

@@ -10,23 +10,23 @@ struct Words16 {
   uint32_t pairs[2][4];
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols) {
+  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const Words16&) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
-      const int64_t o = 4 * group(step, g) + t;
-      if (8 * o + 8 <= cols) {
-        words16(row.data, o, pairs[g]);
+      const int64_t c = 8 * (4 * group(step, g) + t);
+      const uint8_t* p = row.data + 2 * c;
+      if (c + 8 <= cols && reinterpret_cast<uintptr_t>(p) % 16 == 0) {
+        const uint4 v = weight16(p);
+        pairs[g][0] = v.x, pairs[g][1] = v.y, pairs[g][2] = v.z, pairs[g][3] = v.w;
       } else {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int64_t c = 8 * o + 2 * j;
+        for (int j = 0; j < 4; ++j)
           pairs[g][j] =
-              (c < cols ? load2(row.data + 2 * c) : 0) | (c + 1 < cols ? load2(row.data + 2 * c + 2) << 16 : 0);
-        }
+              (c + 2 * j < cols ? weight2(p + 4 * j) : 0) | (c + 2 * j + 1 < cols ? weight2(p + 4 * j + 2) << 16 : 0);
       }
     }
   }
-  __device__ void prepare(const WeightRow&, int) {}
+  __device__ void prepare(int, int) {}
 };
 
 }  // namespace
@@ -65,24 +65,24 @@ struct Piece<F8> {
   float factor;  // of the 128 columns that the step is in
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols) {
-    factor = row.scales ? row.scales[step / 2] : 1.f;
+  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const Piece&) {
+    factor = row.scales ? __ldg(row.scales + step / 2) : 1.f;
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       const int64_t c = 8 * (4 * group(step, g) + t);
       const uint8_t* p = row.data + c;
       if (c + 8 <= cols && reinterpret_cast<uintptr_t>(p) % 8 == 0) {
-        const uint2 v = *reinterpret_cast<const uint2*>(p);
+        const uint2 v = weight8(p);
         bytes[g][0] = v.x, bytes[g][1] = v.y;
       } else {
         bytes[g][0] = bytes[g][1] = 0;
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-          if (c + i < cols) bytes[g][i / 4] |= uint32_t(p[i]) << (8 * (i % 4));
+          if (c + i < cols) bytes[g][i / 4] |= weight1(p + i) << (8 * (i % 4));
       }
     }
   }
-  __device__ void prepare(const WeightRow&, int) {}
+  __device__ void prepare(int, int) {}
   __device__ void halves(const WeightRow&, int, int g, int, uint32_t (&out)[4]) const {
     const __half2 scale = twice(factor * float(256 << kLift));
 #pragma unroll

@@ -49,19 +49,26 @@ __device__ inline void scaled_bytes(uint32_t word, float zero, __half2 scale, ui
   for (int i = 0; i < 2; ++i) out[i] = bits_of(__hmul2(__hsub2(bytes_over_1024(word, i), twice(1024.f + zero)), scale));
 }
 
+// Weights by the path for what no kernel writes; addresses are multiples of what is read.
+__device__ inline uint32_t weight1(const uint8_t* p) { return __ldg(p); }
+__device__ inline uint32_t weight2(const uint8_t* p) { return __ldg(reinterpret_cast<const uint16_t*>(p)); }
+__device__ inline uint32_t weight4(const uint8_t* p) { return __ldg(reinterpret_cast<const uint32_t*>(p)); }
+__device__ inline uint2 weight8(const uint8_t* p) { return __ldg(reinterpret_cast<const uint2*>(p)); }
+__device__ inline uint4 weight16(const uint8_t* p) { return __ldg(reinterpret_cast<const uint4*>(p)); }
+
 // Eight bytes from an address that is a multiple of kAlign, as the words that hold them; get() joins them.
 template <int kAlign>
 struct EightBytes {
   uint32_t w[kAlign < 4 ? 3 : 2];
   __device__ void load(const uint8_t* p) {
-    const auto* words = reinterpret_cast<const uint32_t*>(reinterpret_cast<uintptr_t>(p) & ~uintptr_t(3));
+    const uint8_t* words = p - reinterpret_cast<uintptr_t>(p) % 4;
     if constexpr (kAlign >= 8) {
-      const uint2 v = *reinterpret_cast<const uint2*>(p);
+      const uint2 v = weight8(p);
       w[0] = v.x, w[1] = v.y;
     } else {
-      w[0] = words[0], w[1] = words[1];
+      w[0] = weight4(words), w[1] = weight4(words + 4);
     }
-    if constexpr (kAlign < 4) w[2] = reinterpret_cast<uintptr_t>(p) % 4 ? words[2] : 0;
+    if constexpr (kAlign < 4) w[2] = words != p ? weight4(words + 8) : 0;
   }
   __device__ void clear() {
     for (uint32_t& word : w) word = 0;

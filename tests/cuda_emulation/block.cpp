@@ -208,7 +208,7 @@ bool try_meeting(uint32_t w, uint32_t mask, Thread* last) {
   for (uint32_t left = wanted; left; left &= left - 1) {
     const Thread& t = g_block.thread[w * kLanes + uint32_t(std::countr_zero(left))];
     if (t.mask != mask) return false;
-    if (one && std::strcmp(one->what, t.what) != 0)
+    if (one && one->what != t.what && std::strcmp(one->what, t.what) != 0)
       stop_with("lanes of one warp meet in " + std::string(one->what) + " at " + place_text(one->where) + " and in " +
                 t.what + " at " + place_text(t.where) + ": " + kernel_text() + positions());
     one = &t;

@@ -245,10 +245,20 @@ __global__ void misaligned_kernel() {
   uint32_t r[4];
   ldmatrix_x4(r, shared + 8);
 }
+__global__ void misaligned_load_kernel(const char* p, float4* out) { *out = *reinterpret_cast<const float4*>(p + 8); }
 __global__ void late_kernel() {
   if (blockIdx.x == 0) wait_for_earlier();
 }
 __global__ void beside_kernel(float* p) { p[-1] = 0; }
+
+TEST(EmulatedFaults, VectorsAreLoadedFromTheirMultiples) {
+#ifndef EF_SANITIZES_ALIGNMENT
+  GTEST_SKIP() << "built without libubsan";
+#endif
+  OnDevice<float4> p(4);
+  EXPECT_DEATH(launch(misaligned_load_kernel, {1, 1}, nullptr, reinterpret_cast<const char*>(&p[0]), &p[3]),
+               "kernels_test.cpp:.* misaligned address .* for type .*float4");
+}
 
 TEST(EmulatedFaults, EndTheProcessWithTheirPlace) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -28,9 +28,10 @@ using Variable = std::span<unsigned char>;
 // has put a tag into the names. Nothing where that table was stripped.
 std::vector<Variable> shared_variables() {
   std::vector<Variable> found;
-  std::ifstream in("/proc/self/exe", std::ios::binary);
-  const std::vector<char> file((std::istreambuf_iterator<char>(in)), {});
-  if (file.size() < sizeof(ElfW(Ehdr))) return found;
+  std::ifstream in("/proc/self/exe", std::ios::binary | std::ios::ate);
+  std::vector<char> file(in ? size_t(in.tellg()) : 0);
+  in.seekg(0).read(file.data(), std::streamsize(file.size()));
+  if (!in || file.size() < sizeof(ElfW(Ehdr))) return found;
   const auto* header = reinterpret_cast<const ElfW(Ehdr)*>(file.data());
   const auto* sections = reinterpret_cast<const ElfW(Shdr)*>(file.data() + header->e_shoff);
   ElfW(Addr) base = 0;

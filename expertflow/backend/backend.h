@@ -125,6 +125,8 @@ struct BatchView {
   int max_blocks = 0;
   int64_t reach = 0;          ///< no row's position is this or more; 0: unknown
   bool one_row_each = false;  ///< known: no two rows are of one sequence
+  bool settled = false;       ///< known: what is named here was written before the last op but one, keys of earlier
+                              ///< rows too
 };
 
 /// Writes keys and values of the batch's rows to their places. k: [rows, kv_heads, k_dim], v: [rows, kv_heads, v_dim]

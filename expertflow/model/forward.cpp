@@ -101,7 +101,7 @@ std::vector<BatchView> group_views(StepContext& c, const Rows& rows, int64_t rea
   std::vector<BatchView> views;
   for (int g = 0; g < c.kv.groups(); ++g)
     views.push_back({n, c.state.inputs.position, c.state.inputs.sequence, c.kv.device_block_table(g, c.stream),
-                     c.kv.max_blocks(g), reach, one_each});
+                     c.kv.max_blocks(g), reach, one_each, true});
   return views;
 }
 

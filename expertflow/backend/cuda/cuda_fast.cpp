@@ -219,6 +219,7 @@ void Fast::attend(CudaStream& stream, const AttendArgs& a) const {
   p.out = t.out;
   p.reach = reach_of(t);
   p.one_row_each = t.batch.one_row_each || t.batch.rows == 1;
+  p.settled = t.batch.settled;
   p.scratch = scratch_bytes(stream, attend_scratch(p));
   p.arrived = stream.counters(uint64_t(attend_counters(p)));
   check(cuda::attend(p, stream.handle()), "attend");

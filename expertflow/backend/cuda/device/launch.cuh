@@ -52,6 +52,14 @@ cudaError_t launch(void (*kernel)(P...), const Shape& shape, cudaStream_t stream
                                                    cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared));
     if (error != cudaSuccess) return error;
   }
+  // Kernels that are to run side by side must agree on the split of cache and shared memory: a multiprocessor empties
+  // itself before it changes that.
+  if (shape.start == Start::kEarly) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return error;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid, config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared, config.stream = stream;

@@ -20,6 +20,9 @@ uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 namespace ef::emulated {
+
+uint32_t lane_index;
+
 namespace {
 
 constexpr uint32_t kMostThreads = 1024, kLanes = 32;
@@ -155,12 +158,16 @@ uint32_t first_warp() { return g_block.descending ? g_block.warps - 1 : 0; }
 
 // The thread to run after one of the warp `from`: null where none can.
 Thread* next_thread(uint32_t from) {
-  for (uint32_t i = 0; i < g_block.warps; ++i) {
-    const uint32_t w = (g_block.descending ? from + g_block.warps - i : from + i) % g_block.warps;
+  uint32_t w = from;
+  do {
     const Warp& warp = g_block.warp[w];
     if (const uint32_t lanes = warp.ready ? warp.ready : warp.fresh)
       return &g_block.thread[w * kLanes + first_lane(lanes)];
-  }
+    if (g_block.descending)
+      w = w == 0 ? g_block.warps - 1 : w - 1;
+    else
+      w = w + 1 == g_block.warps ? 0 : w + 1;
+  } while (w != from);
   return nullptr;
 }
 
@@ -172,6 +179,7 @@ bool take(Thread& t) {
   warp.running = bit_of(t);
   g_thread = &t;
   threadIdx = t.index;
+  lane_index = t.lane();
   return begins;
 }
 
@@ -306,7 +314,6 @@ int meet_block(const char* what, const Place& where, bool mine) {
   return int(g_block.barrier_result);
 }
 
-uint32_t lane_index() { return g_thread->lane(); }
 uint32_t lanes_present() { return g_block.warp[g_thread->warp()].present(); }
 
 void copy_later(void* shared, const void* global, const Place& where) {

@@ -3,7 +3,6 @@
 #include <elf.h>
 #include <link.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <fstream>
@@ -51,7 +50,7 @@ std::vector<Variable> shared_variables() {
 }
 
 bool is_fresh(Variable bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](unsigned char byte) { return byte == kFresh; });
+  return bytes.empty() || (bytes[0] == kFresh && std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
 }
 
 std::vector<Variable> g_used;  // by the launch that runs

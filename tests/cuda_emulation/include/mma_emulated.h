@@ -44,23 +44,24 @@ struct Fragments {
 // of row g, then of row g + 8.
 template <float (*kNumber)(uint16_t)>
 void multiply(Fragments* const* lanes) {
-  float a[16][16], b[8][16];
+  float a[16][16], b[16][8], d[16][8];
   const auto half = [](uint32_t word, int i) { return kNumber(uint16_t(word >> (16 * i))); };
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4 * 2;
+    const uint32_t *wa = lanes[lane]->a, *wb = lanes[lane]->b;
     for (int i = 0; i < 2; ++i) {
-      const uint32_t *wa = lanes[lane]->a, *wb = lanes[lane]->b;
       a[g][t + i] = half(wa[0], i), a[g + 8][t + i] = half(wa[1], i);
       a[g][t + 8 + i] = half(wa[2], i), a[g + 8][t + 8 + i] = half(wa[3], i);
-      b[g][t + i] = half(wb[0], i), b[g][t + 8 + i] = half(wb[1], i);
+      b[t + i][g] = half(wb[0], i), b[t + 8 + i][g] = half(wb[1], i);
+      d[g][t + i] = lanes[lane]->d[i], d[g + 8][t + i] = lanes[lane]->d[2 + i];
     }
   }
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < 16; ++k)
+      for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4 * 2;
-    for (int i = 0; i < 4; ++i) {
-      float& sum = lanes[lane]->d[i];
-      for (int k = 0; k < 16; ++k) sum += a[g + i / 2 * 8][k] * b[t + i % 2][k];
-    }
+    for (int i = 0; i < 2; ++i) lanes[lane]->d[i] = d[g][t + i], lanes[lane]->d[2 + i] = d[g + 8][t + i];
   }
 }
 

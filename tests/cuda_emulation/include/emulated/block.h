@@ -24,7 +24,7 @@ void meet(uint32_t mask, const char* what, const Place& where, void* mine, Act a
 /// Waits for all threads of the block that have not returned. How many of them brought true.
 int meet_block(const char* what, const Place& where, bool mine);
 
-uint32_t lane_index();
+extern uint32_t lane_index;  ///< of the thread that runs
 /// Lanes of the warp that have not returned.
 uint32_t lanes_present();
 

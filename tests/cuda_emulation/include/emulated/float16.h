@@ -7,11 +7,11 @@
 
 namespace ef::emulated {
 
+// The product has the right exponent, for small numbers as well; infinity and NaN keep theirs.
 inline float float_of_half(uint16_t h) {
-  const uint32_t sign = uint32_t(h & 0x8000) << 16, rest = h & 0x7fff;
-  if (rest >= 0x7c00) return std::bit_cast<float>(sign | 0x7f800000u | (rest & 0x3ff) << 13);
-  if (rest < 0x400) return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(float(rest) * 0x1p-24f));
-  return std::bit_cast<float>(sign | ((rest << 13) + 0x38000000u));
+  const float magnitude = std::bit_cast<float>(uint32_t(h & 0x7fff) << 13) * 0x1p112f;
+  const uint32_t endless = (h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | endless | uint32_t(h & 0x8000) << 16);
 }
 inline float float_of_bfloat16(uint16_t b) { return std::bit_cast<float>(uint32_t(b) << 16); }
 

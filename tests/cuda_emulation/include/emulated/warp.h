@@ -67,29 +67,29 @@ inline void __syncwarp(unsigned mask = 0xffffffffu, EF_HERE) {
 
 template <class T>
 T __shfl_sync(unsigned mask, T v, int lane, int width = warpSize, EF_HERE) {
-  const uint32_t first = ef::emulated::lane_index() & ~uint32_t(width - 1);
+  const uint32_t first = ef::emulated::lane_index & ~uint32_t(width - 1);
   return ef::emulated::from_lane(mask, v, first | (uint32_t(lane) & uint32_t(width - 1)), "__shfl_sync", where);
 }
 template <class T>
 T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = warpSize, EF_HERE) {
-  const uint32_t self = ef::emulated::lane_index(), place = self & uint32_t(width - 1);
+  const uint32_t self = ef::emulated::lane_index, place = self & uint32_t(width - 1);
   return ef::emulated::from_lane(mask, v, delta <= place ? self - delta : self, "__shfl_up_sync", where);
 }
 template <class T>
 T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = warpSize, EF_HERE) {
-  const uint32_t self = ef::emulated::lane_index(), place = self & uint32_t(width - 1);
+  const uint32_t self = ef::emulated::lane_index, place = self & uint32_t(width - 1);
   return ef::emulated::from_lane(mask, v, place + delta < uint32_t(width) ? self + delta : self, "__shfl_down_sync",
                                  where);
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T v, int lane_mask, int width = warpSize, EF_HERE) {
-  const uint32_t self = ef::emulated::lane_index(), other = self ^ uint32_t(lane_mask);
+  const uint32_t self = ef::emulated::lane_index, other = self ^ uint32_t(lane_mask);
   const bool later = other / uint32_t(width) > self / uint32_t(width);
   return ef::emulated::from_lane(mask, v, later ? self : other, "__shfl_xor_sync", where);
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, EF_HERE) {
-  const unsigned mine = predicate ? 1u << ef::emulated::lane_index() : 0u;
+  const unsigned mine = predicate ? 1u << ef::emulated::lane_index : 0u;
   return ef::emulated::over_lanes(mask, mine, "__ballot_sync", where, [](unsigned a, unsigned b) { return a | b; });
 }
 inline int __any_sync(unsigned mask, int predicate, EF_HERE) {

@@ -58,41 +58,64 @@ __device__ void block_sums(float (&v)[R], float* partial) {
     for (int r = 0; r < R; ++r) v[r] += partial[w * R + r];
 }
 
-// f(r, i, value[4]) for the block's shares of rows r < R.
-template <int R, class RowOf, class F>
-__device__ void for_fours(RowOf row_of, int rows, int cols, F f) {
-  const int step = 4 * int(blockDim.x);
-  for (int first = 0; first < cols; first += step) {
-    const int i = first + 4 * int(threadIdx.x);
-    float v[R][4];
+// A thread's first four elements of each row: what it takes of a norm's weights before the kernel may look at its
+// input, and of the input only once.
+template <int R>
+struct Fours {
+  float v[R][4];
+
+  template <class RowOf>
+  __device__ void load(RowOf row_of, int rows, int i, int cols) {
 #pragma unroll
     for (int r = 0; r < R; ++r)
       if (r < rows)
         load_four(row_of(r), i, cols, v[r]);
       else
         v[r][0] = v[r][1] = v[r][2] = v[r][3] = 0;
-    f(i, v);
   }
-}
+};
+
+struct NormWeights {
+  __device__ NormWeights(const Input& in, int cols) : in(in), cols(cols) { load(4 * int(threadIdx.x)); }
+  __device__ void load(int i) {
+    if (in.norm_weight) load_four(in.norm_weight, i, cols, weight);
+    if (in.norm_bias) load_four(in.norm_bias, i, cols, bias);
+  }
+  const Input& in;
+  int cols;
+  float weight[4] = {}, bias[4] = {};
+};
 
 // Rows r < rows of the input, norm(row_of(r)) where a norm is asked for, and zeros up to row R. All threads of the
 // block; __syncthreads() before they are read.
 template <int R, class Rows, class RowOf>
-__device__ void prepare_rows(const Rows& out, const Input& in, RowOf row_of, int rows, int cols, float* partial,
+__device__ void prepare_rows(const Rows& out, NormWeights& norm, RowOf row_of, int rows, float* partial,
                              bool write_normed) {
-  float mean[R] = {}, scale[R];
+  const Input& in = norm.in;
+  const int cols = norm.cols, mine = 4 * int(threadIdx.x), step = 4 * int(blockDim.x);
+  Fours<R> first;
+  first.load(row_of, rows, mine, cols);
+  // f(i, values) for the thread's elements; all threads of a warp take part.
+  const auto for_fours = [&](auto f) {
+    f(mine, first.v);
+    for (int at = step; at < cols; at += step) {
+      Fours<R> more;
+      more.load(row_of, rows, at + mine, cols);
+      f(at + mine, more.v);
+    }
+  };
+  float mean[R] = {}, scale[R] = {};
   if (in.norm_weight) {
     if (in.centred) {
-      for_fours<R>(row_of, rows, cols, [&](int, const float(&v)[R][4]) {
+      for_fours([&](int, const float(&v)[R][4]) {
 #pragma unroll
         for (int r = 0; r < R; ++r) mean[r] += (v[r][0] + v[r][1]) + (v[r][2] + v[r][3]);
       });
       block_sums(mean, partial);
       for (int r = 0; r < R; ++r) mean[r] /= float(cols);
-      __syncthreads();
+      __syncthreads();  // the sums have been read
     }
-    for (int r = 0; r < R; ++r) scale[r] = 0;
-    for_fours<R>(row_of, rows, cols, [&](int i, const float(&v)[R][4]) {
+    for_fours([&](int i, const float(&v)[R][4]) {
 #pragma unroll
       for (int r = 0; r < R; ++r)
         for (int j = 0; j < 4; ++j) {
@@ -103,21 +126,19 @@ __device__ void prepare_rows(const Rows& out, const Input& in, RowOf row_of, int
     block_sums(scale, partial);
     for (int r = 0; r < R; ++r) scale[r] = 1.f / sqrtf(scale[r] / float(cols) + in.eps);
   }
-  for_fours<R>(row_of, rows, cols, [&](int i, float(&v)[R][4]) {
-    if (in.norm_weight) {
-      float weight[4], bias[4] = {};
-      load_four(in.norm_weight, i, cols, weight);
-      if (in.norm_bias) load_four(in.norm_bias, i, cols, bias);
-#pragma unroll
-      for (int r = 0; r < R; ++r)
-        for (int j = 0; j < 4; ++j) v[r][j] = r < rows ? (v[r][j] - mean[r]) * scale[r] * weight[j] + bias[j] : 0.f;
-    }
+  for_fours([&](int i, const float(&given)[R][4]) {
+    if (i != mine) norm.load(i);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      place(out, r, i, cols, v[r]);
+      float v[4];
+      for (int j = 0; j < 4; ++j) {
+        v[j] = given[r][j];
+        if (in.norm_weight) v[j] = r < rows ? (v[j] - mean[r]) * scale[r] * norm.weight[j] + norm.bias[j] : 0.f;
+      }
+      place(out, r, i, cols, v);
       if (!write_normed || r >= rows) continue;
       for (int j = 0; j < 4; ++j)
-        if (i + j < cols) in.normed[int64_t(r) * cols + i + j] = v[r][j];
+        if (i + j < cols) in.normed[int64_t(r) * cols + i + j] = v[j];
     }
   });
 }

@@ -7,7 +7,7 @@
 
 namespace ef::cuda {
 
-// N words from an address that is a multiple of kAlign; below 4, the word that holds the last byte's successor is read.
+// N words from an address that is a multiple of kAlign, 4 or more.
 template <int kAlign, int N>
 __device__ void load_words(const uint8_t* p, uint32_t (&out)[N]) {
   if constexpr (kAlign == 16) {
@@ -20,19 +20,29 @@ __device__ void load_words(const uint8_t* p, uint32_t (&out)[N]) {
       const uint2 v = reinterpret_cast<const uint2*>(p)[i];
       out[2 * i] = v.x, out[2 * i + 1] = v.y;
     }
-  } else if constexpr (kAlign == 4) {
-    for (int i = 0; i < N; ++i) out[i] = load4(p + 4 * i);
   } else {
-    const unsigned past = unsigned(reinterpret_cast<uintptr_t>(p) & 3), shift = 8 * past;
-    const auto* words = reinterpret_cast<const uint32_t*>(p - past);
-    uint32_t low = words[0];
+    for (int i = 0; i < N; ++i) out[i] = load4(p + 4 * i);
+  }
+}
+
+// Words at multiples of 4 bytes from any address. Reads the aligned word behind the last one, too.
+struct UnalignedWords {
+  __device__ explicit UnalignedWords(const uint8_t* p) {
+    const unsigned past = unsigned(reinterpret_cast<uintptr_t>(p) & 3);
+    words = p - past, shift = 8 * past;
+  }
+  template <int N>
+  __device__ void load(int offset, uint32_t (&out)[N]) const {
+    uint32_t low = load4(words + offset);
     for (int i = 0; i < N; ++i) {
-      const uint32_t high = words[i + 1];
+      const uint32_t high = load4(words + offset + 4 * i + 4);
       out[i] = __funnelshift_r(low, high, shift);
       low = high;
     }
   }
-}
+  const uint8_t* words;
+  unsigned shift;
+};
 
 __device__ inline int dot16(const uint32_t* codes, uint4 x, int sum) {
   sum = __dp4a(int(codes[0]), int(x.x), sum);
@@ -41,20 +51,20 @@ __device__ inline int dot16(const uint32_t* codes, uint4 x, int sum) {
   return __dp4a(int(codes[3]), int(x.w), sum);
 }
 
-// A group of 32: its numbers are d * code, or d * code + m.
+// A group of 32 whose first unit of activations lies at `unit`: its numbers are d * code, or d * code + m.
 template <int R>
-__device__ void add_group(const uint32_t (&codes)[8], float d, const QuantizedRows& x, int group, float (&acc)[R]) {
-  const int first = unit_at(2 * group);
+__device__ void add_group(const uint32_t (&codes)[8], float d, const QuantizedRows& x, int group, int unit,
+                          float (&acc)[R]) {
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    const int sum = dot16(codes + 4, x.unit(r, first ^ 16), dot16(codes, x.unit(r, first), 0));
+    const int sum = dot16(codes + 4, x.unit(r, unit ^ 16), dot16(codes, x.unit(r, unit), 0));
     acc[r] = fmaf(float(sum), d * x.scale(r)[group], acc[r]);
   }
 }
 template <int R>
-__device__ void add_group(const uint32_t (&codes)[8], float d, float m, const QuantizedRows& x, int group,
+__device__ void add_group(const uint32_t (&codes)[8], float d, float m, const QuantizedRows& x, int group, int unit,
                           float (&acc)[R]) {
-  add_group(codes, d, x, group, acc);
+  add_group(codes, d, x, group, unit, acc);
 #pragma unroll
   for (int r = 0; r < R; ++r) acc[r] = fmaf(m, x.sum(r)[group], acc[r]);
 }
@@ -108,8 +118,8 @@ struct DotQ8_0 {
   static __device__ void add(const uint8_t* row, int i, int at, const QuantizedRows& x, float (&acc)[R]) {
     const uint8_t* b = row + i * Q8_0::kBytes;
     uint32_t codes[8];
-    load_words<2>(b + 2, codes);
-    add_group(codes, half_at(b), x, at, acc);
+    UnalignedWords(b + 2).load(0, codes);
+    add_group(codes, half_at(b), x, at, unit_at(2 * at), acc);
   }
 };
 
@@ -119,10 +129,10 @@ struct DotQ4_0 {
   static __device__ void add(const uint8_t* row, int i, int at, const QuantizedRows& x, float (&acc)[R]) {
     const uint8_t* b = row + i * Q4_0::kBytes;
     uint32_t w[4], codes[8];
-    load_words<2>(b + 2, w);
+    UnalignedWords(b + 2).load(0, w);
     nibbles(w, codes);
     const float d = half_at(b);
-    add_group(codes, d, -8.f * d, x, at, acc);
+    add_group(codes, d, -8.f * d, x, at, unit_at(2 * at), acc);
   }
 };
 
@@ -134,7 +144,7 @@ struct DotQ4_1 {
     uint32_t w[4], codes[8];
     load_words<4>(b + 4, w);
     nibbles(w, codes);
-    add_group(codes, half_at(b), half_at(b + 2), x, at, acc);
+    add_group(codes, half_at(b), half_at(b + 2), x, at, unit_at(2 * at), acc);
   }
 };
 
@@ -144,11 +154,11 @@ struct DotQ5_0 {
   static __device__ void add(const uint8_t* row, int i, int at, const QuantizedRows& x, float (&acc)[R]) {
     const uint8_t* b = row + i * Q5_0::kBytes;
     uint32_t w[5], codes[8];
-    load_words<2>(b + 2, w);
+    UnalignedWords(b + 2).load(0, w);
     nibbles(w + 1, codes);
     for (int j = 0; j < 8; ++j) codes[j] |= fifth_bits(w[0] >> (4 * j));
     const float d = half_at(b);
-    add_group(codes, d, -16.f * d, x, at, acc);
+    add_group(codes, d, -16.f * d, x, at, unit_at(2 * at), acc);
   }
 };
 
@@ -161,7 +171,7 @@ struct DotQ5_1 {
     load_words<8>(b, w);
     nibbles(w + 2, codes);
     for (int j = 0; j < 8; ++j) codes[j] |= fifth_bits(w[1] >> (4 * j));
-    add_group(codes, half_at(b), half_at(b + 2), x, at, acc);
+    add_group(codes, half_at(b), half_at(b + 2), x, at, unit_at(2 * at), acc);
   }
 };
 
@@ -171,10 +181,10 @@ struct DotIQ4NL {
   static __device__ void add(const uint8_t* row, int i, int at, const QuantizedRows& x, float (&acc)[R]) {
     const uint8_t* b = row + i * IQ4NL::kBytes;
     uint32_t w[4], codes[8];
-    load_words<2>(b + 2, w);
+    UnalignedWords(b + 2).load(0, w);
     const Values values = iq4_values();
     for (int j = 0; j < 4; ++j) values.look_up(w[j], codes[j], codes[4 + j]);
-    add_group(codes, half_at(b), x, at, acc);
+    add_group(codes, half_at(b), x, at, unit_at(2 * at), acc);
   }
 };
 
@@ -184,10 +194,10 @@ struct DotMXFP4 {
   static __device__ void add(const uint8_t* row, int i, int at, const QuantizedRows& x, float (&acc)[R]) {
     const uint8_t* b = row + i * MXFP4::kBytes;
     uint32_t w[4], codes[8];
-    load_words<1>(b + 1, w);
+    UnalignedWords(b + 1).load(0, w);
     const Values values = doubled_e2m1_values();
     for (int j = 0; j < 4; ++j) values.look_up(w[j], codes[j], codes[4 + j]);
-    add_group(codes, MXFP4::half_scale(b[0]), x, at, acc);
+    add_group(codes, MXFP4::half_scale(b[0]), x, at, unit_at(2 * at), acc);
   }
 };
 
@@ -216,10 +226,11 @@ struct DotQ4K {
     load_words<16>(b, head);
     load_words<16>(b + 16 + 32 * p, w);
     const PairScales scales(head, p);
+    const int unit = unit_at(4 * at);
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       for (int j = 0; j < 8; ++j) codes[j] = w[j] >> (4 * g) & 0x0f0f0f0fu;
-      add_group(codes, scales.d[g], scales.minus_min[g], x, 2 * at + g, acc);
+      add_group(codes, scales.d[g], scales.minus_min[g], x, 2 * at + g, unit ^ 32 * g, acc);
     }
   }
 };
@@ -235,11 +246,12 @@ struct DotQ5K {
     load_words<16>(b + 16, fifth);
     load_words<16>(b + 48 + 32 * p, w);
     const PairScales scales(head, p);
+    const int unit = unit_at(4 * at);
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       for (int j = 0; j < 8; ++j)
         codes[j] = (w[j] >> (4 * g) & 0x0f0f0f0fu) | (fifth[j] >> (2 * p + g) & 0x01010101u) << 4;
-      add_group(codes, scales.d[g], scales.minus_min[g], x, 2 * at + g, acc);
+      add_group(codes, scales.d[g], scales.minus_min[g], x, 2 * at + g, unit ^ 32 * g, acc);
     }
   }
 };
@@ -256,11 +268,12 @@ struct DotIQ4XS {
     const float d = half_at(b);
     const uint32_t low = head[1] >> (8 * p), high = head[0] >> (16 + 4 * p);
     const Values values = iq4_values();
+    const int unit = unit_at(4 * at);
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       for (int j = 0; j < 4; ++j) values.look_up(w[4 * g + j], codes[j], codes[4 + j]);
       const int scale = int((low >> (4 * g) & 15) | (high >> (2 * g) & 3) << 4) - 32;
-      add_group(codes, d * float(scale), x, 2 * at + g, acc);
+      add_group(codes, d * float(scale), x, 2 * at + g, unit ^ 32 * g, acc);
     }
   }
 };
@@ -295,9 +308,10 @@ struct DotQ3K {
     const uint8_t* b = row + (i >> 2) * Q3K::kBytes;
     const int h = i >> 1 & 1, j16 = i & 1;
     uint32_t third[4], w[4], packed[3], codes[16];
-    load_words<2>(b + 16 * j16, third);
-    load_words<2>(b + 32 + 32 * h + 16 * j16, w);
-    load_words<2>(b + 96, packed);
+    const UnalignedWords words(b);
+    words.load(16 * j16, third);
+    words.load(32 + 32 * h + 16 * j16, w);
+    words.load(96, packed);
     const float of_scales = half_at(b + 108);
     float d[4], m[4];
 #pragma unroll
@@ -320,20 +334,23 @@ struct DotQ6K {
     const uint8_t* b = row + (i >> 2) * Q6K::kBytes;
     const int h = i >> 1 & 1, j16 = i & 1;
     uint32_t first[4], second[4], high[4], packed[2], codes[16];
-    load_words<2>(b + 64 * h + 16 * j16, first);
-    load_words<2>(b + 64 * h + 32 + 16 * j16, second);
-    load_words<2>(b + 128 + 32 * h + 16 * j16, high);
-    load_words<2>(b + 192 + 8 * h, packed);
+    const UnalignedWords words(b);
+    words.load(64 * h + 16 * j16, first);
+    words.load(64 * h + 32 + 16 * j16, second);
+    words.load(128 + 32 * h + 16 * j16, high);
+    words.load(192 + 8 * h, packed);
     const float of_scales = half_at(b + 208);
     float d[4], m[4];
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       const int scale = int8_t(packed[s / 2] >> (16 * (s % 2) + 8 * j16));
       d[s] = of_scales * float(scale), m[s] = -32.f * d[s];
-      for (int k = 0; k < 4; ++k) {
-        const uint32_t low = (s % 2 ? second[k] : first[k]) >> (4 * (s / 2)) & 0x0f0f0f0fu;
-        codes[4 * s + k] = low | (high[k] >> (2 * s) & 0x03030303u) << 4;
-      }
+    }
+    for (int k = 0; k < 4; ++k) {
+      codes[k] = (first[k] & 0x0f0f0f0fu) | (high[k] << 4 & 0x30303030u);
+      codes[4 + k] = (second[k] & 0x0f0f0f0fu) | (high[k] << 2 & 0x30303030u);
+      codes[8 + k] = (first[k] >> 4 & 0x0f0f0f0fu) | (high[k] & 0x30303030u);
+      codes[12 + k] = (second[k] >> 4 & 0x0f0f0f0fu) | (high[k] >> 2 & 0x30303030u);
     }
     add_halves(codes, d, m, x, at >> 1, j16, acc);
   }

@@ -38,8 +38,7 @@ __device__ void matvec_block(const MatvecJob& job, uint8_t* memory, Sink sink) {
   Ring<kPairs> ring(job.layout, memory, matrices, job.count);
   ring.fill();
   const int cols = job.layout.cols;
-  ask_for(job.in.norm_weight, 4 * int64_t(cols));
-  ask_for(job.in.norm_bias, 4 * int64_t(cols));
+  NormWeights norm(job.in, cols);
   for (int i = 0; i < job.count; ++i) {
     const MatrixShare& m = matrices[i];
     if (m.w.bias) ask_for(m.w.bias + m.first_row, 4 * int64_t(m.tiles) * m.plan.tile_rows);
@@ -49,7 +48,7 @@ __device__ void matvec_block(const MatvecJob& job, uint8_t* memory, Sink sink) {
   const typename M::Rows x(memory + job.layout.rows_at, cols);
   float* partial = reinterpret_cast<float*>(memory + job.layout.partial_at);
   const auto row_of = [&](int r) { return job.in.x + r * job.in.stride; };
-  prepare_rows<M::kRows>(x, job.in, row_of, job.rows, cols, partial, blockIdx.x == 0 && job.in.normed);
+  prepare_rows<M::kRows>(x, norm, row_of, job.rows, partial, blockIdx.x == 0 && job.in.normed);
   __syncthreads();
   run<M>(
       ring, [&](int) { return x; }, partial,

@@ -80,7 +80,9 @@ __global__ void __launch_bounds__(kLanes* kRoutedWarps, R <= 2 ? 4 : 2) routed_u
   float* partial = reinterpret_cast<float*>(memory + job.layout.partial_at);
   float* neurons = reinterpret_cast<float*>(memory + job.layout.extra_at);  // [R, kNeurons]
   const auto row_of = [&](int r) { return p.x + tile.assignment(r) / p.top_k * cols; };
-  prepare_rows<R>(x, Input{}, row_of, tile.rows, cols, partial, false);
+  const Input plain;
+  NormWeights no_norm(plain, cols);
+  prepare_rows<R>(x, no_norm, row_of, tile.rows, partial, false);
   __syncthreads();
   float gate = 0;
   run<M<R>>(

@@ -12,6 +12,7 @@
 #include "expertflow/backend/cpu/cpu_backend.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/base/topology.h"
+#include "expertflow/engine/device.h"
 #include "expertflow/engine/sequence.h"
 #include "expertflow/engine/text_model.h"
 
@@ -22,12 +23,13 @@ namespace {
 struct BenchCommand {
   CommonOptions common;
   EngineOptions engine;
-  std::string prompts = "512", gens = "128", depths = "0", threads = "0", isas = "auto", budgets = "auto";
+  std::string prompts = "512", gens = "128", depths = "0", parallel = "1", threads = "0", isas = "auto",
+              budgets = "auto";
   std::vector<std::string> pairs;
   int repetitions = 5;
-  std::string output = "md", text;
+  std::string output = "md", output_err, text;
   int64_t seed = 1;
-  bool no_warm_up = false, no_peaks = false;
+  bool no_warm_up = false, no_peaks = false, profile = false;
   std::string peak_bytes = "2GiB";
 
   template <class Visitor>
@@ -35,15 +37,18 @@ struct BenchCommand {
     visit(prompts, {"-p,--n-prompt", "tokens of a prompt, one test each (128,512); 0: none"});
     visit(gens, {"-n,--n-gen", "tokens decoded one by one, one test each; 0: none"});
     visit(pairs, {"--pg", "a prompt and tokens after it in one test, \"512,128\" (repeat for more) (-pg)"});
+    visit(parallel, {"--parallel", "sequences that are decoded side by side, one test each (1,16) (-np)"});
     visit(depths, {"-d,--n-depth", "tokens of context before each test (0,1024)"});
     visit(repetitions, {"-r,--repetitions", "timed runs of each test"});
     visit(threads, {"-t,--threads", "compute threads (1,2), 0: as run chooses them"});
     visit(isas, {"--isa", "CPU instruction sets (avx2,avx512), see run --help"});
     visit(budgets, {"--expert-memory,--expert-cache-size", "budgets for experts (40%,6GiB), see run --help"});
     visit(output, {"-o,--output", "md, json or csv"});
+    visit(output_err, {"--output-err", "the same once more on stderr, as md, json or csv (-oe)"});
     visit(text, {"--text", "take tokens from this text file rather than at random"});
     visit(seed, {"-s,--seed", "of the random tokens"});
     visit(no_warm_up, {"--no-warmup", "time the first run too"});
+    visit(profile, {"--profile", "time each kernel of some steps by itself; on a CUDA device"});
     visit(no_peaks, {"--no-peaks", "do not measure what the machine can do: no bounds"});
     visit(peak_bytes, {"--peak-bytes", "memory that measuring its read speed takes at most"});
   }
@@ -74,18 +79,23 @@ std::vector<int> numbers(const std::string& list, const char* flag) {
   return out;
 }
 
+// Prompts alone are read one after the other, whatever --parallel says: they would be the same test again.
 std::vector<BenchTest> tests_of(const BenchCommand& o) {
   std::vector<BenchTest> tests;
+  const std::vector<int> parallel = numbers(o.parallel, "--parallel");
+  for (const int sequences : parallel)
+    EF_CHECK(sequences > 0, ConfigError, "--parallel: expected at least 1, found {}", sequences);
   for (const int depth : numbers(o.depths, "--n-depth")) {
     for (const int prompt : numbers(o.prompts, "--n-prompt"))
       if (prompt > 0) tests.push_back({prompt, 0, depth});
     for (const int gen : numbers(o.gens, "--n-gen"))
-      if (gen > 0) tests.push_back({0, gen, depth});
+      for (const int sequences : parallel)
+        if (gen > 0) tests.push_back({0, gen, depth, sequences});
     for (const std::string& pair : o.pairs) {
       const std::vector<int> values = numbers(pair, "--pg");
       EF_CHECK(values.size() == 2 && values[0] > 0 && values[1] > 0, ConfigError,
                "--pg: expected tokens of a prompt and tokens after it (512,128), found \"{}\"", pair);
-      tests.push_back({values[0], values[1], depth});
+      for (const int sequences : parallel) tests.push_back({values[0], values[1], depth, sequences});
     }
   }
   EF_CHECK(!tests.empty(), ConfigError, "--n-prompt, --n-gen, --pg: nothing to run");
@@ -135,19 +145,25 @@ uint64_t probe_bytes(const std::string& most) {
 
 class Bench {
  public:
-  explicit Bench(const BenchCommand& o) : o_(o), log_(o.common.make_log()), tests_(tests_of(o)) {}
+  explicit Bench(const BenchCommand& o)
+      : o_(o), log_(o.common.make_log()), tests_(tests_of(o)), device_(parse_device(o.engine.device)) {
+    for (const BenchTest& test : tests_) {
+      sequences_ = std::max(sequences_, test.sequences);
+      context_ = std::max(context_, int64_t(test.length()) * test.sequences);
+    }
+    EF_CHECK(!device_.cuda || o.isas == BenchCommand().isas, ConfigError,
+             "--isa: has no effect with --device {}, found \"{}\"", o.engine.device, o.isas);
+  }
 
   BenchReport run() {
     const auto files = open_model(o_.common.model);
     describe(*files);
     const TokenStream stream = stream_of(o_, *files, report_.tokens_from);
-    int longest = 0;
-    for (const BenchTest& test : tests_) longest = std::max(longest, test.length());
-    report_.stream = stream.slice(0, uint64_t(longest) * uint64_t(o_.repetitions + 1));
+    report_.stream = stream.slice(0, uint64_t(context_) * uint64_t(o_.repetitions + 1));
     const std::filesystem::path file = largest_file(*files);
     DiskPeak disk;
-    disk.reason = "--no-peaks";
-    if (!o_.no_peaks) disk = measure_disk_read(file);
+    disk.reason = o_.no_peaks ? "--no-peaks" : "every expert is in the device's memory";
+    if (!o_.no_peaks && !device_.cuda) disk = measure_disk_read(file);
     for (const int threads : numbers(o_.threads, "--threads"))
       for (const std::string& isa : split(o_.isas, "--isa")) {
         const std::string isa_found(isa_name(parse_isa(isa)));
@@ -155,7 +171,7 @@ class Bench {
         for (const std::string& budget : split(o_.budgets, "--expert-memory")) {
           EngineOptions options = o_.engine;
           options.threads = threads, options.isa = isa, options.expert_memory = budget;
-          options.ctx_size = longest, options.parallel = 1;
+          options.ctx_size = context_, options.parallel = sequences_;
           run_engine(options, isa_found, peaks, stream, cached_share(file));
         }
       }
@@ -178,6 +194,10 @@ class Bench {
 
   Peaks measure_peaks(int threads, const std::string& isa, const DiskPeak& disk) const {
     if (o_.no_peaks) return {{}, {}, disk};
+    if (device_.cuda) {
+      const DevicePeaks peaks = measure_device(device_.index);
+      return {peaks.memory, peaks.compute, disk};
+    }
     ThreadPool pool(threads);
     return {measure_memory_read(pool, probe_bytes(o_.peak_bytes)), measure_compute(pool, isa), disk};
   }
@@ -187,9 +207,12 @@ class Bench {
     const auto start = std::chrono::steady_clock::now();
     const auto since = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
     const auto engine = load_engine(o_.common, options, *log_);
+    if (device_.cuda) report_.device = engine->backend().description();
     BenchSetup setup;
+    setup.device = engine->backend().name();
     setup.threads = options.threads > 0 ? options.threads : default_threads();
-    setup.ubatch = engine->options().ubatch, setup.isa = isa, setup.expert_memory = options.expert_memory;
+    setup.ubatch = engine->options().ubatch, setup.isa = device_.cuda ? "" : isa,
+    setup.expert_memory = options.expert_memory;
     setup.cache_type = options.cache_type_k;
     setup.budget_bytes = engine->plan().expert_budget, setup.expert_bytes = engine->plan().expert_total;
     setup.cached_share = cached;
@@ -201,29 +224,41 @@ class Bench {
     }
     setup.first_token_seconds = since() - setup.setup_seconds;
     for (const BenchTest& test : tests_) {
-      log_->info("bench: {}, {} threads, {}, {}", test.name(), setup.threads, isa, options.expert_memory);
-      report_.rows.push_back({setup, peaks, run_bench(*engine, test, stream, {o_.repetitions, !o_.no_warm_up})});
+      log_->info("bench: {}, {} threads, {}, {}", test.name(), setup.threads, device_.cuda ? setup.device : isa,
+                 options.expert_memory);
+      const BenchOptions how{o_.repetitions, !o_.no_warm_up, o_.profile};
+      report_.rows.push_back({setup, peaks, run_bench(*engine, test, stream, how)});
     }
   }
 
   const BenchCommand& o_;
   std::unique_ptr<Log> log_;
   std::vector<BenchTest> tests_;
+  const DeviceChoice device_;
+  int sequences_ = 1;    // of the test with the most
+  int64_t context_ = 0;  // tokens of all sequences of the test with the most
   BenchReport report_;
 };
 
+std::string written(const BenchReport& report, const std::string& format) {
+  if (format == "json") return bench_json(report).dump(1) + "\n";
+  return format == "csv" ? bench_csv(report) : bench_markdown(report);
+}
+
 int run_bench_command(const BenchCommand& o) {
   o.common.check();
-  EF_CHECK(o.output == "md" || o.output == "json" || o.output == "csv", ConfigError,
-           "--output: expected md, json or csv, found \"{}\"", o.output);
+  const auto check_format = [](const char* flag, const std::string& format) {
+    EF_CHECK(format == "md" || format == "json" || format == "csv", ConfigError,
+             "{}: expected md, json or csv, found \"{}\"", flag, format);
+  };
+  check_format("--output", o.output);
+  if (!o.output_err.empty()) check_format("--output-err", o.output_err);
   EF_CHECK(o.repetitions >= 1 && o.repetitions <= 10000, ConfigError, "--repetitions: expected 1 to 10000, found {}",
            o.repetitions);
   EF_CHECK(o.text.empty() || o.seed == BenchCommand().seed, ConfigError, "--seed: has no effect with --text");
   const BenchReport report = Bench(o).run();
-  if (o.output == "json")
-    fmt::print("{}\n", bench_json(report).dump(1));
-  else
-    fmt::print("{}", o.output == "csv" ? bench_csv(report) : bench_markdown(report));
+  fmt::print("{}", written(report, o.output));
+  if (!o.output_err.empty()) fmt::print(stderr, "{}", written(report, o.output_err));
   return 0;
 }
 
@@ -234,11 +269,9 @@ void add_bench(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Speed of prompts and decoding beside what the machine could do");
   bind_options(*command, options->common);
   bind_options(*command, *options);
-  // Lists of bench's own stand for these; the context is as long as the tests need. Bounds are the processor's, so no
-  // other device can be asked for.
+  // Lists of bench's own stand for these; the context is as long as the tests need.
   EngineOptions& engine = options->engine;
-  const std::vector<const void*> own = {&engine.expert_memory, &engine.threads, &engine.isa, &engine.ctx_size,
-                                        &engine.device};
+  const std::vector<const void*> own = {&engine.expert_memory, &engine.threads, &engine.isa, &engine.ctx_size};
   engine.for_each([bind = Binder(*command), &own](auto& member, const OptionInfo& info) {
     if (std::find(own.begin(), own.end(), static_cast<const void*>(&member)) == own.end()) bind(member, info);
   });

@@ -69,6 +69,23 @@ Json samples_json(const BenchResult& result) {
   return samples;
 }
 
+Json profile_json(const std::optional<BenchProfile>& p) {
+  if (!p) return nullptr;
+  Json entries = Json::array();
+  for (const StreamProfile::Entry& e : p->work.entries)
+    entries.push_back({{"name", e.name},
+                       {"copy", e.copy},
+                       {"count_per_step", double(e.count) / p->steps},
+                       {"seconds_per_step", e.seconds / p->steps}});
+  return {{"steps", p->steps},
+          {"step_seconds", p->step_seconds},
+          {"kernel_seconds_per_step", p->kernel_seconds()},
+          {"kernels_per_step", double(p->kernels()) / p->steps},
+          {"timing_seconds_taken_away", p->work.added_seconds},
+          {"empty_kernel_seconds", p->work.empty_seconds},
+          {"work", entries}};
+}
+
 Json row_json(const BenchRow& row) {
   const Figures f(row);
   const BenchTest& test = row.result.test;
@@ -77,6 +94,8 @@ Json row_json(const BenchRow& row) {
           {"n_prompt", test.prompt},
           {"n_gen", test.gen},
           {"n_depth", test.depth},
+          {"sequences", test.sequences},
+          {"device", row.setup.device},
           {"threads", row.setup.threads},
           {"isa", row.setup.isa},
           {"ubatch", row.setup.ubatch},
@@ -106,7 +125,8 @@ Json row_json(const BenchRow& row) {
             {"clairvoyant_bytes_per_token", f.clairvoyant_per_token},
             {"clairvoyant_tokens_per_second", known(f.clairvoyant_rate)}}},
           {"peaks", peaks_json(row.peaks)},
-          {"samples", samples_json(row.result)}};
+          {"samples", samples_json(row.result)},
+          {"profile", profile_json(row.result.profile)}};
 }
 
 std::string memory_text(const BenchSetup& s) {
@@ -123,6 +143,10 @@ std::string peaks_text(const BenchReport& report) {
   for (const BenchRow& row : report.rows) {
     const Peaks& p = row.peaks;
     if (p.memory.bytes_per_second == 0) return "peaks: not measured\n";
+    if (!report.device.empty())
+      return fmt::format("peaks, {}: memory read {:.1f} GB/s ({} read over and over); 16-bit matrix products {}\n",
+                         row.setup.device, gb(p.memory.bytes_per_second), human_bytes(p.memory.buffer_bytes),
+                         gigas(p.compute.half, "GFLOP/s"));
     std::string line = fmt::format(
         "peaks, {} threads, {}: memory read {:.1f} GB/s ({} read over and over{}); 8-bit {}, 16-bit {}, float32 {}",
         row.setup.threads, row.setup.isa, gb(p.memory.bytes_per_second), human_bytes(p.memory.buffer_bytes),
@@ -144,6 +168,33 @@ std::string setup_text(const BenchRow& row) {
       s.cached_share < 0 ? "" : fmt::format(", {:.0f} % of the files in the page cache before", 100 * s.cached_share));
 }
 
+// What the kernels of a step take beside the step.
+std::string profile_text(const BenchProfile& p, const std::string& test) {
+  constexpr double kMicro = 1e6;
+  const double sum = p.kernel_seconds(), kernels = double(p.kernels()) / p.steps;
+  const auto ratio = [](double a, double b) { return b > 0 ? fmt::format("{:.3f}", a / b) : std::string("?"); };
+  std::string text = fmt::format(
+      "\n{}: {} steps, each kernel timed by itself\n\n| work | times a step | us each | us a step | of all kernels |\n"
+      "| --- | --- | --- | --- | --- |\n",
+      test, p.steps);
+  double copies = 0;
+  for (const StreamProfile::Entry& e : p.work.entries) {
+    copies += e.copy ? e.seconds / p.steps : 0;
+    text += fmt::format("| {} | {:g} | {:.2f} | {:.1f} | {} |\n", e.name, double(e.count) / p.steps,
+                        kMicro * e.seconds / double(e.count), kMicro * e.seconds / p.steps,
+                        e.copy ? "-" : ratio(e.seconds / p.steps, sum));
+  }
+  return text +
+         fmt::format(
+             "\nIn the timed runs a step takes {:.1f} us: {} x its {:g} kernels ({:.1f} us), {} x kernels and copies "
+             "({:.1f} us).\nTiming adds {:.2f} us to each, taken away above; a kernel that does nothing still shows "
+             "{:.2f} us.\nHere each begins when the one before has ended; in the timed runs it may begin before "
+             "that.\n",
+             kMicro * p.step_seconds, ratio(p.step_seconds, sum), kernels, kMicro * sum,
+             ratio(p.step_seconds, sum + copies), kMicro * (sum + copies), kMicro * p.work.added_seconds,
+             kMicro * p.work.empty_seconds);
+}
+
 }  // namespace
 
 Json bench_json(const BenchReport& report) {
@@ -158,7 +209,8 @@ Json bench_json(const BenchReport& report) {
             {"memory_bytes", m.memory_bytes},
             {"last_level_cache_bytes", m.last_level_cache},
             {"kernel", m.kernel},
-            {"instruction_sets", report.isas}}},
+            {"instruction_sets", report.isas},
+            {"device", report.device.empty() ? Json(nullptr) : Json(report.device)}}},
           {"model",
            {{"path", report.model},
             {"architecture", report.architecture},
@@ -177,24 +229,29 @@ std::string bench_markdown(const BenchReport& report) {
   std::string text = fmt::format("{}: {}, {}\n{}, {} processors, {}, {}; commit {}\n", report.model,
                                  report.architecture, human_bytes(report.file_bytes), m.cpu, m.processors,
                                  human_bytes(m.memory_bytes), m.kernel, build_commit());
+  if (!report.device.empty()) text += fmt::format("on {}\n", report.device);
   text += fmt::format("{} repetitions, {}, tokens from {}\n", report.repetitions,
                       report.warm_up ? "one more before them untimed" : "no warm-up", report.tokens_from);
   text += peaks_text(report);
   if (!report.rows.empty()) text += setup_text(report.rows.front());
-  if (report.file_bytes < m.last_level_cache)
+  if (report.device.empty() && report.file_bytes < m.last_level_cache)
     text += "the last-level cache could hold the model: the memory bound may be passed\n";
   bool reads = false;
   for (const BenchRow& row : report.rows) reads = reads || row.result.mean(&BenchSample::bytes_read) > 0;
-  text += "\n| test | threads | isa | expert memory | tok/s | bound tok/s | share | GB/s memory |";
-  std::string rule = "| --- | --- | --- | --- | --- | --- | --- | --- |";
+  const bool device = !report.device.empty();
+  text += fmt::format("\n| test | {} | expert memory | tok/s | bound tok/s | share | GB/s memory |",
+                      device ? "device" : "threads | isa");
+  std::string rule =
+      device ? "| --- | --- | --- | --- | --- | --- | --- |" : "| --- | --- | --- | --- | --- | --- | --- | --- |";
   if (reads) text += " hits | MB read/token | GB/s disk | ms waited/token | clairvoyant bound tok/s |";
   if (reads) rule += " --- | --- | --- | --- | --- |";
   text += "\n" + rule + "\n";
   for (const BenchRow& row : report.rows) {
     const Figures f(row);
     const std::string bound = f.bound_rate > 0 ? fmt::format("{:.2f} ({})", f.bound_rate, f.bounds.by()) : "none";
-    text += fmt::format("| {} | {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {:.2f} |", row.result.test.name(),
-                        row.setup.threads, row.setup.isa, memory_text(row.setup), f.rate.mean, f.rate.deviation, bound,
+    const std::string where = device ? row.setup.device : fmt::format("{} | {}", row.setup.threads, row.setup.isa);
+    text += fmt::format("| {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {:.2f} |", row.result.test.name(), where,
+                        memory_text(row.setup), f.rate.mean, f.rate.deviation, bound,
                         f.share > 0 ? fmt::format("{:.1f} %", 100 * f.share) : "-", gb(f.memory_rate));
     if (reads)
       text += fmt::format(" {:.1f} % | {:.2f} | {:.3f} | {:.2f} | {} |", 100 * f.hit_rate, f.read_per_token / 1e6,
@@ -202,6 +259,8 @@ std::string bench_markdown(const BenchReport& report) {
                           f.clairvoyant_rate > 0 ? fmt::format("{:.2f}", f.clairvoyant_rate) : "none");
     text += "\n";
   }
+  for (const BenchRow& row : report.rows)
+    if (row.result.profile) text += profile_text(*row.result.profile, row.result.test.name());
   return text;
 }
 
@@ -209,7 +268,9 @@ std::string bench_csv(const BenchReport& report) {
   std::string text =
       "test,n_prompt,n_gen,n_depth,threads,isa,expert_memory,expert_budget_bytes,repetitions,tok_s_mean,tok_s_stddev,"
       "tok_s_median,tok_s_min,tok_s_max,bound_tok_s,bound_by,share,memory_gb_s,weight_bytes_per_token,hit_rate,"
-      "bytes_read_per_token,disk_gb_s,stall_s_per_token,clairvoyant_tok_s,memory_peak_gb_s,disk_peak_gb_s\n";
+      "bytes_read_per_token,disk_gb_s,stall_s_per_token,clairvoyant_tok_s,memory_peak_gb_s,disk_peak_gb_s,sequences,"
+      "device,"
+      "half_peak_gflop_s,step_us,step_kernels,step_kernels_us,empty_kernel_us\n";
   for (const BenchRow& row : report.rows) {
     const Figures f(row);
     const BenchTest& t = row.result.test;
@@ -218,9 +279,15 @@ std::string bench_csv(const BenchReport& report) {
                         row.setup.budget_bytes, row.result.samples.size(), f.rate.mean, f.rate.deviation, f.rate.median,
                         f.rate.least, f.rate.most, f.bound_rate, f.bounds.by(), f.share, gb(f.memory_rate),
                         f.weight_bytes_per_token);
-    text += fmt::format("{:.4f},{:.0f},{:.4f},{:.6f},{:.4f},{:.3f},{:.3f}\n", f.hit_rate, f.read_per_token,
-                        gb(f.disk_rate), f.stall_per_token, f.clairvoyant_rate, gb(row.peaks.memory.bytes_per_second),
-                        gb(row.peaks.disk.bytes_per_second));
+    text +=
+        fmt::format("{:.4f},{:.0f},{:.4f},{:.6f},{:.4f},{:.3f},{:.3f},{},{},{:.0f},", f.hit_rate, f.read_per_token,
+                    gb(f.disk_rate), f.stall_per_token, f.clairvoyant_rate, gb(row.peaks.memory.bytes_per_second),
+                    gb(row.peaks.disk.bytes_per_second), t.sequences, row.setup.device, row.peaks.compute.half / 1e9);
+    if (const auto& p = row.result.profile)
+      text += fmt::format("{:.2f},{:g},{:.2f},{:.2f}\n", 1e6 * p->step_seconds, double(p->kernels()) / p->steps,
+                          1e6 * p->kernel_seconds(), 1e6 * p->work.empty_seconds);
+    else
+      text += ",,,\n";
   }
   return text;
 }

@@ -15,6 +15,7 @@ const char* build_commit();
 struct BenchSetup {
   int threads = 0, ubatch = 0;
   std::string isa, expert_memory, cache_type;
+  std::string device;  ///< "cpu", "cuda:0"
   uint64_t budget_bytes = 0, expert_bytes = 0;
   double setup_seconds = 0;        ///< from opening the files to the first step
   double first_token_seconds = 0;  ///< of the first step, one token, nothing in the fast tier
@@ -33,6 +34,7 @@ struct BenchReport {
   int repetitions = 0;
   bool warm_up = true;
   MachineFacts machine;
+  std::string device;             ///< in words; empty: the machine's processors
   std::vector<std::string> isas;  ///< that this processor supports
   std::vector<TokenId> stream;    ///< the tokens that the longest test used, warm-up first
   std::vector<BenchRow> rows;

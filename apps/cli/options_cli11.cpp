@@ -6,12 +6,17 @@
 namespace ef::cli {
 
 std::vector<std::string> with_long_names(int argc, char** argv) {
-  static const std::map<std::string, std::string> kNames = {
-      {"-ub", "--ubatch-size"},         {"-cnv", "--conversation"},
-      {"-no-cnv", "--no-conversation"}, {"-sys", "--system-prompt"},
-      {"-ctk", "--cache-type-k"},       {"-ctv", "--cache-type-v"},
-      {"-st", "--single-turn"},         {"-pg", "--pg"},
-      {"-sysf", "--system-prompt-file"}};
+  static const std::map<std::string, std::string> kNames = {{"-ub", "--ubatch-size"},
+                                                            {"-cnv", "--conversation"},
+                                                            {"-no-cnv", "--no-conversation"},
+                                                            {"-sys", "--system-prompt"},
+                                                            {"-ctk", "--cache-type-k"},
+                                                            {"-ctv", "--cache-type-v"},
+                                                            {"-st", "--single-turn"},
+                                                            {"-pg", "--pg"},
+                                                            {"-sysf", "--system-prompt-file"},
+                                                            {"-np", "--parallel"},
+                                                            {"-oe", "--output-err"}};
   // What follows one of these is text, whatever it looks like.
   static const std::set<std::string> kTakesText = {"-p",
                                                    "--prompt",

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "expertflow/base/ids.h"
 #include "expertflow/quant/formats.h"
@@ -41,6 +42,19 @@ class Buffer {
   uint64_t size_ = 0;
 };
 
+/// Where a stream's time went, each piece of work by itself.
+struct StreamProfile {
+  struct Entry {
+    std::string name;   ///< of a kernel, or "copy to the device"
+    bool copy = false;  ///< no kernel
+    uint64_t count = 0;
+    double seconds = 0;  ///< of all of them
+  };
+  std::vector<Entry> entries;
+  double added_seconds = 0;  ///< what timing adds to each, taken away already
+  double empty_seconds = 0;  ///< what a kernel that does nothing takes, measured so
+};
+
 /// An ordered queue of work on a device. What was queued once can be recorded and queued again at little cost, where
 /// the device has a way to do that: same ops, same pointers and numbers; only what the pointers hold may differ.
 class Stream {
@@ -57,6 +71,11 @@ class Stream {
   virtual void abandon_recording() noexcept {}
   /// Recordings name memory that is about to go.
   virtual void forget_recordings() {}
+
+  /// From here to end_profile() every piece of work is timed: it begins when the one before has ended, and nothing is
+  /// replayed. false: this device has no way to do that.
+  virtual bool begin_profile() { return false; }
+  virtual StreamProfile end_profile() { return {}; }
 };
 
 enum class NormKind : uint8_t { kRms, kLayer };

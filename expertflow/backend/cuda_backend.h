@@ -31,6 +31,15 @@ struct CudaOptions {
 /// Ops are queued and return at once. Scratch belongs to streams, so that ops of different streams may overlap.
 /// ConfigError as above.
 std::unique_ptr<Backend> make_cuda_backend(int device, const CudaOptions& options = {});
+/// What a device does at best, by loops of nothing else: the median of several tries.
+struct CudaPeaks {
+  double read = 0;           ///< bytes of its memory a second
+  uint64_t read_buffer = 0;  ///< bytes, read over and over; many times its caches
+  double half = 0;  ///< operations a second of 16-bit matrix products with float32 sums, as kernels ask for them
+};
+/// most_bytes: of the device's memory. ConfigError, DeviceError: as cuda_memory(), or too little of it is free.
+CudaPeaks cuda_peaks(int device, uint64_t most_bytes = 4ull << 30);
+
 /// Device memory that a stream's ops take for themselves: staging, and attention's partial sums or the activations
 /// between the halves of experts (more only where a single row needs more).
 uint64_t cuda_scratch_bytes();

@@ -1,6 +1,8 @@
 // Timed runs of an engine in the manner of llama-bench: a prompt of n tokens, n tokens one by one, or both, behind a
-// context of `depth` tokens; with what the runs had to read and compute, and how fast the machine could have done that.
+// context of `depth` tokens, in one sequence or several; with what the runs had to read and compute, and how fast the
+// machine could have done that.
 #pragma once
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,9 +16,10 @@ namespace ef {
 
 struct BenchTest {
   int prompt = 0, gen = 0, depth = 0;
-  int tokens() const { return prompt + gen; }  ///< timed ones
-  int length() const { return depth + prompt + gen; }
-  std::string name() const;  ///< "pp512", "tg128", "pp512+tg128", "tg128 @ d1024"
+  int sequences = 1;  ///< prompts one after the other, then a token of each a step
+  int tokens() const { return sequences * (prompt + gen); }  ///< timed ones, of all sequences
+  int length() const { return depth + prompt + gen; }        ///< of one
+  std::string name() const;  ///< "pp512", "tg128", "pp512+tg128", "tg128 @ d1024", "tg128 x 16"
 };
 
 /// One repetition. Counts are of the timed part.
@@ -28,11 +31,21 @@ struct BenchSample {
   double seconds() const { return prompt_seconds + decode_seconds; }
 };
 
+/// Some steps of the test with each kernel timed by itself, and the same steps as they were timed whole.
+struct BenchProfile {
+  StreamProfile work;  ///< of all these steps, longest first
+  int steps = 0;
+  double step_seconds = 0;        ///< of one step in the timed repetitions
+  double kernel_seconds() const;  ///< of one step
+  uint64_t kernels() const;       ///< of all these steps
+};
+
 struct BenchResult {
   BenchTest test;
   std::vector<BenchSample> samples;
   Operations operations;         ///< of one repetition
   double clairvoyant_bytes = 0;  ///< missed by a clairvoyant cache of the same budget, of one repetition (mean)
+  std::optional<BenchProfile> profile;
   double mean(double BenchSample::*member) const;
   double mean(uint64_t BenchSample::*member) const;
   std::vector<double> rates() const;  ///< tokens a second, of each repetition
@@ -76,10 +89,13 @@ class TokenStream {
 
 struct BenchOptions {
   int repetitions = 5;
-  bool warm_up = true;  ///< one repetition untimed, with tokens of its own
+  bool warm_up = true;   ///< one repetition untimed, with tokens of its own
+  bool profile = false;  ///< ConfigError where the engine's stream cannot; of a test with both parts, the decoding
 };
-/// Repetition r takes length() tokens of the stream from r * length() on (the warm-up is number 0). The engine needs a
-/// context of test.length() tokens and no open sequence; its observer is used.
+/// Repetition r takes sequences * length() tokens of the stream from r * that on (the warm-up is number 0), one
+/// sequence after the other. The engine needs room for them and no open sequence; its observer is used. Where the
+/// backend's memory is the host's, experts are counted while the clock runs; elsewhere that would take the step apart,
+/// so they are counted in a run of repetition 1 that is not timed.
 BenchResult run_bench(Engine& engine, const BenchTest& test, const TokenStream& stream, const BenchOptions& options);
 
 }  // namespace ef

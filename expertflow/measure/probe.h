@@ -31,6 +31,13 @@ ComputePeak measure_compute(ThreadPool& pool, const std::string& isa);
 /// Seconds that the operations take at the peaks; 0 if one that is needed is not known.
 double seconds_at_peak(const Operations& operations, const ComputePeak& peak);
 
+struct DevicePeaks {
+  MemoryPeak memory;    ///< the device's, read by all multiprocessors
+  ComputePeak compute;  ///< 16-bit matrix products, which stand for all: nothing that pays is faster
+};
+/// Of a CUDA device. ConfigError, DeviceError: as cuda_peaks().
+DevicePeaks measure_device(int device);
+
 struct DiskPeak {
   double bytes_per_second = 0;  ///< 0: not measured
   int readers = 0;              ///< how many reads were under way at the best

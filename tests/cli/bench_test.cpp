@@ -77,6 +77,31 @@ TEST(CliBench, BoundsComeFromThePeaksOfTheRun) {
   }
 }
 
+// Lists of sequences make tests of their own where tokens are decoded.
+TEST(CliBench, SequencesSideBySide) {
+  const json j = bench_json(kShort + Arguments{"-p", "8", "-n", "4", "-pg", "4,2", "-np", "1,3"});
+  ASSERT_TRUE(j.is_object());
+  std::vector<std::string> names;
+  for (const json& r : j["results"]) names.push_back(r["test"]);
+  EXPECT_EQ(names, (std::vector<std::string>{"pp8", "tg4", "tg4 x 3", "pp4+tg2", "pp4+tg2 x 3"}));
+  const json& three = j["results"][2];
+  EXPECT_EQ(three["sequences"], 3);
+  EXPECT_EQ(three["device"], "cpu");
+  const double seconds = three["samples"][0]["seconds"], rate = three["tokens_per_second"]["max"];
+  EXPECT_GE(rate * (1 + 1e-9), 12 / seconds);
+  EXPECT_EQ(j["token_stream"].size(), 3u * 3 * 6);
+}
+
+TEST(CliBench, TheSameOnceMoreOnStderr) {
+  const auto result = expertflow(kShort + Arguments{"-p", "4", "-n", "0", "-o", "md", "-oe", "csv"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_TRUE(holds(result.out, "| pp4 |"));
+  const auto rows = lines_of(result.err);
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_TRUE(holds(rows[0], "test,n_prompt,"));
+  EXPECT_TRUE(holds(rows[1], "pp4,4,"));
+}
+
 // The same seed gives the same tokens, another seed others; a text gives its own.
 TEST(CliBench, TokensAreTheSameEveryTime) {
   const Arguments one = kShort + Arguments{"-p", "8", "-n", "0"};
@@ -123,6 +148,11 @@ TEST(CliBench, RefusesWhatItCannotDo) {
   EXPECT_REFUSED(expertflow(kShort + Arguments{"-p", "0", "-n", "0"}), 2, "nothing to run");
   EXPECT_REFUSED(expertflow(kShort + Arguments{"-pg", "5"}), 2, "--pg", "512,128");
   EXPECT_REFUSED(expertflow(kShort + Arguments{"-o", "yaml"}), 2, "--output", "yaml");
+  EXPECT_REFUSED(expertflow(kShort + Arguments{"-oe", "yaml"}), 2, "--output-err", "yaml");
+  EXPECT_REFUSED(expertflow(kShort + Arguments{"-np", "0"}), 2, "--parallel", "found 0");
+  EXPECT_REFUSED(expertflow(kShort + Arguments{"-n", "1", "--profile"}), 2, "profile", "--device cuda");
+  EXPECT_REFUSED(expertflow(kShort + Arguments{"--device", "cuda", "--isa", "avx2"}), 2, "--isa", "cuda");
+  EXPECT_REFUSED(expertflow(kShort + Arguments{"--device", "tpu"}), 2, "device", "cuda:N");
   EXPECT_REFUSED(expertflow(kShort + Arguments{"--isa", "mmx"}), 2, "mmx");
   EXPECT_REFUSED(expertflow({"bench", "-m", demo(), "-r", "0"}), 2, "--repetitions");
   EXPECT_REFUSED(expertflow({"bench"}), 2, "--model");

@@ -52,6 +52,53 @@ TEST(RunBench, PromptsReadTheirExpertsOncePerChunk) {
   EXPECT_EQ(r.test.name(), "pp6");
 }
 
+// Weights are read once a step, whatever number of sequences it has; keys and values for each of them.
+TEST(RunBench, SequencesShareTheWeights) {
+  EngineOptions o = f16_engine("100%");
+  o.parallel = 4;
+  const auto engine = engine_of("qwen3_moe", o);
+  const BenchResult r = run_bench(*engine, {0, 3, 2, 4}, TokenStream(256, 1), {2, true});
+  for (const BenchSample& s : r.samples) {
+    EXPECT_LT(s.hits + s.misses, 4u * 3 * 3 * 4) << "no expert was chosen by two sequences";
+    EXPECT_EQ(s.weight_bytes,
+              3 * (kResident + kHead + 4 * kRow) + (s.hits + s.misses) * kExpert + 4 * kKvToken * (3 + 4 + 5));
+  }
+  EXPECT_EQ(r.operations.half, 12.0 * (301056 + 32768));
+  EXPECT_EQ(r.operations.f32, 4 * 1536.0 * (3 + 4 + 5));
+  EXPECT_EQ(r.test.name(), "tg3 @ d2 x 4");
+  EXPECT_DOUBLE_EQ(r.rates()[0], 12 / r.samples[0].seconds());
+  EXPECT_EQ(engine->kv().open(1), 0) << "a sequence was left open";
+}
+
+TEST(RunBench, PromptsOfSequencesAreReadOneAfterTheOther) {
+  EngineOptions o = f16_engine("100%");
+  o.parallel = 2;
+  const auto engine = engine_of("qwen3_moe", o);
+  const BenchResult r = run_bench(*engine, {6, 1, 0, 2}, TokenStream(256, 1), {1, false});
+  const BenchSample& s = r.samples[0];
+  EXPECT_EQ(s.weight_bytes, 2 * (2 * kResident + kHead + kKvToken * (4 + 6)) + kResident + kHead + 14 * kRow +
+                                (s.hits + s.misses) * kExpert + 2 * kKvToken * 7);
+  EXPECT_EQ(r.operations.half, 14 * 301056.0 + 4 * 32768);
+}
+
+TEST(RunBench, ProfilesNeedADeviceThatTimesKernels) {
+  const auto engine = engine_of("qwen3_moe", f16_engine("100%"));
+  try {
+    run_bench(*engine, {0, 1, 0}, TokenStream(256, 1), {1, false, true});
+    ADD_FAILURE() << "a profile of a CPU";
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("--device cuda"), std::string::npos) << error.what();
+  }
+}
+
+TEST(BenchProfiles, KernelsOfOneStep) {
+  BenchProfile p;
+  p.work.entries = {{"a", false, 8, 4.0}, {"copy to the host", true, 2, 100.0}, {"b", false, 2, 2.0}};
+  p.steps = 2;
+  EXPECT_EQ(p.kernel_seconds(), 3);
+  EXPECT_EQ(p.kernels(), 10u);
+}
+
 // With room for everything and a warm start nothing need be missed; with less, the policy never beats the bound.
 TEST(RunBench, ClairvoyantBound) {
   EXPECT_EQ(run({8, 8, 0}).clairvoyant_bytes, 0);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "expertflow/backend/cuda/cuda_profile.h"
 #include "expertflow/base/errors.h"
 
 namespace ef::cuda {
@@ -41,6 +42,7 @@ CudaStream::CudaStream(int device) : device_(device) {
 CudaStream::~CudaStream() {
   // Nowhere to report to from here; whoever needed the results has synchronised.
   (void)cudaSetDevice(device_);
+  profile_.reset();
   (void)cudaStreamSynchronize(stream_);
   drop_graphs();
   (void)cudaFree(counters_);
@@ -51,11 +53,28 @@ CudaStream::~CudaStream() {
 }
 
 void CudaStream::synchronize() {
+  if (profiling_) profile_->let_go();
   check(cudaStreamSynchronize(stream_), "wait for a stream");
+  if (profiling_) profile_->restart();
   used_ = 0;
 }
 
+bool CudaStream::begin_profile() {
+  EF_DCHECK(!profiling_ && recording_ == Recording::kNone);
+  synchronize();
+  if (!profile_) profile_ = std::make_unique<CudaProfile>(stream_);
+  profile_->begin();
+  profiling_ = true;
+  return true;
+}
+
+StreamProfile CudaStream::end_profile() {
+  profiling_ = false;
+  return profile_->end();
+}
+
 bool CudaStream::replay(uint64_t key) {
+  if (profiling_) return false;
   for (auto it = graphs_.begin(); it != graphs_.end(); ++it) {
     if (it->key != key) continue;
     graphs_.splice(graphs_.begin(), graphs_, it);
@@ -68,7 +87,7 @@ bool CudaStream::replay(uint64_t key) {
 void CudaStream::begin_recording(uint64_t key) {
   EF_DCHECK(recording_ == Recording::kNone);
   recording_key_ = key;
-  recording_ = passed_.contains(key) ? Recording::kCapture : Recording::kFirstPass;
+  recording_ = passed_.contains(key) && !profiling_ ? Recording::kCapture : Recording::kFirstPass;
   if (recording_ == Recording::kCapture)
     check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin a graph");
 }
@@ -158,10 +177,16 @@ uint64_t CudaStream::room(uint64_t bytes) {
   return at;
 }
 
+void CudaStream::copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind kind, const char* what) {
+  if (profiling_) check(profile_->before(stream_), what);
+  check(cudaMemcpyAsync(to, from, bytes, kind, stream_), what);
+  if (profiling_) check(profile_->after_copy(what), what);
+}
+
 const std::byte* CudaStream::stage(const void* host, uint64_t bytes) {
   const uint64_t at = room(bytes);
   std::memcpy(pinned_ + at, host, bytes);
-  check(cudaMemcpyAsync(staged_ + at, pinned_ + at, bytes, cudaMemcpyHostToDevice, stream_), "copy arguments");
+  copy(staged_ + at, pinned_ + at, bytes, cudaMemcpyHostToDevice, "copy arguments");
   return staged_ + at;
 }
 
@@ -172,8 +197,16 @@ void CudaStream::copy_to_device(void* device, const void* host, uint64_t bytes) 
     const uint64_t at = room(bytes);
     std::memcpy(pinned_ + at, host, bytes);
     host = pinned_ + at;
+  } else if (profiling_) {
+    profile_->let_go();  // this waits for the device if the host's memory is pageable
   }
-  check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copy to the device");
+  copy(device, host, bytes, cudaMemcpyHostToDevice, "copy to the device");
+}
+
+void CudaStream::copy_to_host(void* host, const void* device, uint64_t bytes) {
+  if (bytes == 0) return;
+  if (profiling_) profile_->let_go();  // likewise
+  copy(host, device, bytes, cudaMemcpyDeviceToHost, "copy to the host");
 }
 
 float* CudaStream::scratch(uint64_t floats) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <memory>
 #include <set>
 #include <string_view>
 
@@ -17,6 +18,8 @@ namespace ef::cuda {
 
 /// Throws DeviceError naming the op and the error if there is one.
 void check(cudaError_t error, std::string_view op);
+
+class CudaProfile;
 
 class CudaStream final : public Stream {
  public:
@@ -31,6 +34,8 @@ class CudaStream final : public Stream {
   void end_recording() override;
   void abandon_recording() noexcept override;
   void forget_recordings() override;
+  bool begin_profile() override;
+  StreamProfile end_profile() override;
   cudaStream_t handle() const { return stream_; }
 
   /// Copies bytes to the device in stream order; the host's bytes may change as soon as this returns. The device
@@ -38,6 +43,7 @@ class CudaStream final : public Stream {
   const std::byte* stage(const void* host, uint64_t bytes);
   /// The same into memory of one's own.
   void copy_to_device(void* device, const void* host, uint64_t bytes);
+  void copy_to_host(void* host, const void* device, uint64_t bytes);
 
   /// Contents are not kept from one op to the next.
   float* scratch(uint64_t floats);
@@ -56,6 +62,7 @@ class CudaStream final : public Stream {
   void drop_graphs() noexcept;
 
   uint64_t room(uint64_t bytes);  // offset of free staging space
+  void copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind kind, const char* what);
 
   int device_;
   cudaStream_t stream_ = nullptr;
@@ -68,6 +75,8 @@ class CudaStream final : public Stream {
   uint64_t recording_key_ = 0;
   std::set<uint64_t> passed_;  // keys whose first pass is done, with the scratch that there is now
   std::list<Graph> graphs_;    // latest used first
+  std::unique_ptr<CudaProfile> profile_;
+  bool profiling_ = false;
 };
 
 }  // namespace ef::cuda

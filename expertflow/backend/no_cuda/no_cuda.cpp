@@ -17,6 +17,7 @@ bool built_with_cuda() { return false; }
 int cuda_device_count() { return 0; }
 CudaMemory cuda_memory(int) { refuse(); }
 std::unique_ptr<Backend> make_cuda_backend(int, const CudaOptions&) { refuse(); }
+CudaPeaks cuda_peaks(int, uint64_t) { refuse(); }
 uint64_t cuda_scratch_bytes() { return 0; }
 
 }  // namespace ef

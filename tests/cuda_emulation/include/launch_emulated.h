@@ -26,10 +26,11 @@ template <class... P, class... A>
 cudaError_t launch(void (*kernel)(P...), const Shape& shape, emulated::StreamHere to, A&&... args) {
   emulated::Launch launch;
   launch.grid = shape.grid, launch.block = shape.block, launch.shared = shape.shared;
-  launch.early = shape.start == Start::kEarly && starts_early();
+  launch.early = shape.start == Start::kEarly && starts_early() && !launch_watch();
   launch.where = to.where;
   launch.run = [kernel, copies = std::tuple<P...>(P(args)...)] { std::apply(kernel, copies); };
-  return emulated::submit(std::move(launch), to.stream);
+  return watched(reinterpret_cast<const void*>(kernel), to.stream,
+                 [&] { return emulated::submit(std::move(launch), to.stream); });
 }
 
 }  // namespace ef::cuda

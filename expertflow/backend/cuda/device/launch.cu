@@ -28,4 +28,9 @@ const DeviceTraits& device_traits() {
 
 bool starts_early() { return device_traits().capability >= 90; }
 
+LaunchWatch*& launch_watch() {
+  thread_local LaunchWatch* watch = nullptr;
+  return watch;
+}
+
 }  // namespace ef::cuda

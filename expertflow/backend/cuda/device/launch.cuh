@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "launch_watch.h"
+
 namespace ef::cuda {
 
 /// What kernels are cut for: one answer a process; where its devices differ, the least of each.
@@ -66,8 +68,9 @@ cudaError_t launch(void (*kernel)(P...), const Shape& shape, cudaStream_t stream
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  if (shape.start == Start::kEarly && starts_early()) config.attrs = &early, config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, P(args)...);
+  if (shape.start == Start::kEarly && starts_early() && !launch_watch()) config.attrs = &early, config.numAttrs = 1;
+  return watched(reinterpret_cast<const void*>(kernel), stream,
+                 [&] { return cudaLaunchKernelEx(&config, kernel, P(args)...); });
 }
 #endif
 

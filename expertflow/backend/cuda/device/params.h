@@ -166,4 +166,19 @@ cudaError_t clamp(float* x, float low, float high, int64_t n, cudaStream_t);
 cudaError_t copy_2d(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t width, int64_t rows,
                     cudaStream_t);
 
+/// Reads of zeros, so many bytes as whole rounds of all multiprocessors take, at most `bytes`. sink: 4 bytes.
+struct ProbeRead {
+  uint64_t bytes;
+  cudaError_t error;
+};
+ProbeRead probe_read(const void* data, uint64_t bytes, void* sink, cudaStream_t);
+/// Products of 16-bit matrices, with float32 sums.
+struct ProbeProducts {
+  double operations;
+  cudaError_t error;
+};
+ProbeProducts probe_products(int64_t rounds, void* sink, cudaStream_t);
+/// A kernel that does nothing.
+cudaError_t nothing(cudaStream_t);
+
 }  // namespace ef::cuda

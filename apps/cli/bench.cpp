@@ -8,6 +8,7 @@
 #include "apps/cli/bench_report.h"
 #include "apps/cli/commands.h"
 #include "apps/cli/common.h"
+#include "apps/cli/memory_text.h"
 #include "apps/cli/options_cli11.h"
 #include "expertflow/backend/cpu/cpu_backend.h"
 #include "expertflow/base/errors.h"
@@ -29,7 +30,7 @@ struct BenchCommand {
   int repetitions = 5;
   std::string output = "md", output_err, text;
   int64_t seed = 1;
-  bool no_warm_up = false, no_peaks = false, profile = false;
+  bool no_warm_up = false, no_peaks = false, profile = false, dry_run = false;
   std::string peak_bytes = "2GiB";
 
   template <class Visitor>
@@ -51,6 +52,7 @@ struct BenchCommand {
     visit(profile, {"--profile", "time each kernel of some steps by itself; on a CUDA device"});
     visit(no_peaks, {"--no-peaks", "do not measure what the machine can do: no bounds"});
     visit(peak_bytes, {"--peak-bytes", "memory that measuring its read speed takes at most"});
+    visit(dry_run, {"--dry-run", "print where memory would go, for each engine, and measure nothing"});
   }
 };
 
@@ -102,6 +104,29 @@ std::vector<BenchTest> tests_of(const BenchCommand& o) {
   return tests;
 }
 
+// What an engine must have room for.
+struct Extent {
+  int sequences = 1;    // of the test with the most
+  int64_t context = 0;  // tokens of all sequences of the test with the most
+};
+Extent extent_of(const std::vector<BenchTest>& tests) {
+  Extent extent;
+  for (const BenchTest& test : tests) {
+    extent.sequences = std::max(extent.sequences, test.sequences);
+    extent.context = std::max(extent.context, int64_t(test.length()) * test.sequences);
+  }
+  return extent;
+}
+
+// An engine of the lists.
+EngineOptions engine_options(const BenchCommand& o, int threads, const std::string& isa, const std::string& budget,
+                             const Extent& extent) {
+  EngineOptions options = o.engine;
+  options.threads = threads, options.isa = isa, options.expert_memory = budget;
+  options.ctx_size = extent.context, options.parallel = extent.sequences;
+  return options;
+}
+
 TokenStream stream_of(const BenchCommand& o, const ModelFiles& files, std::string& description) {
   if (o.text.empty()) {
     description = fmt::format("seed {}", o.seed);
@@ -146,11 +171,7 @@ uint64_t probe_bytes(const std::string& most) {
 class Bench {
  public:
   explicit Bench(const BenchCommand& o)
-      : o_(o), log_(o.common.make_log()), tests_(tests_of(o)), device_(parse_device(o.engine.device)) {
-    for (const BenchTest& test : tests_) {
-      sequences_ = std::max(sequences_, test.sequences);
-      context_ = std::max(context_, int64_t(test.length()) * test.sequences);
-    }
+      : o_(o), log_(o.common.make_log()), tests_(tests_of(o)), extent_(extent_of(tests_)), device_(parse_device(o.engine.device)) {
     EF_CHECK(!device_.cuda || o.isas == BenchCommand().isas, ConfigError,
              "--isa: has no effect with --device {}, found \"{}\"", o.engine.device, o.isas);
   }
@@ -159,7 +180,7 @@ class Bench {
     const auto files = open_model(o_.common.model);
     describe(*files);
     const TokenStream stream = stream_of(o_, *files, report_.tokens_from);
-    report_.stream = stream.slice(0, uint64_t(context_) * uint64_t(o_.repetitions + 1));
+    report_.stream = stream.slice(0, uint64_t(extent_.context) * uint64_t(o_.repetitions + 1));
     const std::filesystem::path file = largest_file(*files);
     DiskPeak disk;
     disk.reason = o_.no_peaks ? "--no-peaks" : "every expert is in the device's memory";
@@ -168,12 +189,8 @@ class Bench {
       for (const std::string& isa : split(o_.isas, "--isa")) {
         const std::string isa_found(isa_name(parse_isa(isa)));
         const Peaks peaks = measure_peaks(threads, isa_found, disk);
-        for (const std::string& budget : split(o_.budgets, "--expert-memory")) {
-          EngineOptions options = o_.engine;
-          options.threads = threads, options.isa = isa, options.expert_memory = budget;
-          options.ctx_size = context_, options.parallel = sequences_;
-          run_engine(options, isa_found, peaks, stream, cached_share(file));
-        }
+        for (const std::string& budget : split(o_.budgets, "--expert-memory"))
+          run_engine(engine_options(o_, threads, isa, budget, extent_), isa_found, peaks, stream, cached_share(file));
       }
     return std::move(report_);
   }
@@ -235,14 +252,33 @@ class Bench {
   std::unique_ptr<Log> log_;
   std::vector<BenchTest> tests_;
   const DeviceChoice device_;
-  int sequences_ = 1;    // of the test with the most
-  int64_t context_ = 0;  // tokens of all sequences of the test with the most
+  Extent extent_;
   BenchReport report_;
 };
 
 std::string written(const BenchReport& report, const std::string& format) {
   if (format == "json") return bench_json(report).dump(1) + "\n";
   return format == "csv" ? bench_csv(report) : bench_markdown(report);
+}
+
+int print_plans(const BenchCommand& o) {
+  EF_CHECK(o.output != "csv", ConfigError, "--output: csv has no form for the plans of --dry-run, expected md or json");
+  const auto files = open_model(o.common.model);
+  const Extent extent = extent_of(tests_of(o));
+  nlohmann::ordered_json plans = nlohmann::ordered_json::array();
+  for (const int threads : numbers(o.threads, "--threads"))
+    for (const std::string& isa : split(o.isas, "--isa"))
+      for (const std::string& budget : split(o.budgets, "--expert-memory")) {
+        const EngineOptions options = engine_options(o, threads, isa, budget, extent);
+        const MemoryPlan plan = plan_without_loading(*files, options);
+        nlohmann::ordered_json row = {{"threads", threads}, {"isa", isa}, {"expert_memory", budget}};
+        row.update(plan_json(plan, options));
+        plans.push_back(row);
+        if (o.output == "md")
+          fmt::print("threads {}, isa {}, expert memory {}\n{}\n", threads, isa, budget, plan_text(plan, options));
+      }
+  if (o.output == "json") fmt::print("{}\n", plans.dump(1));
+  return 0;
 }
 
 int run_bench_command(const BenchCommand& o) {
@@ -256,6 +292,7 @@ int run_bench_command(const BenchCommand& o) {
   EF_CHECK(o.repetitions >= 1 && o.repetitions <= 10000, ConfigError, "--repetitions: expected 1 to 10000, found {}",
            o.repetitions);
   EF_CHECK(o.text.empty() || o.seed == BenchCommand().seed, ConfigError, "--seed: has no effect with --text");
+  if (o.dry_run) return print_plans(o);
   const BenchReport report = Bench(o).run();
   fmt::print("{}", written(report, o.output));
   if (!o.output_err.empty()) fmt::print(stderr, "{}", written(report, o.output_err));

@@ -7,6 +7,7 @@
 #include "apps/cli/commands.h"
 #include "apps/cli/common.h"
 #include "apps/cli/interrupt.h"
+#include "apps/cli/memory_text.h"
 #include "apps/cli/options_cli11.h"
 #include "apps/cli/sampling_options.h"
 #include "expertflow/base/errors.h"
@@ -27,6 +28,7 @@ struct RunCommand {
   int64_t predict = -1;
   bool ignore_eos = false, no_display_prompt = false, conversation = false, no_conversation = false,
        single_turn = false, special = false;
+  bool dry_run = false, json = false, memory_report = false;
 
   template <class Visitor>
   void for_each(Visitor&& visit) {
@@ -48,6 +50,9 @@ struct RunCommand {
     visit(chat_template_kwargs,
           {"--chat-template-kwargs", "further template variables as a JSON object, {\"enable_thinking\": false}"});
     visit(tokenizer_pre, {"--tokenizer-pre", "use this pre-tokenizer instead of the GGUF's tokenizer.ggml.pre"});
+    visit(dry_run, {"--dry-run", "print where memory would go, from the headers alone, and load nothing"});
+    visit(json, {"--json", "print the plan of --dry-run as JSON"});
+    visit(memory_report, {"--memory-report", "say on stderr what memory was held, and for how long (also with -v)"});
   }
 };
 
@@ -84,6 +89,16 @@ void report(const GenerateResult& r, const Engine& engine, const ExpertStats& be
              count_text(after.checksum_rereads - before.checksum_rereads, "read again after a wrong checksum"));
 }
 
+int print_plan(const RunCommand& o) {
+  const auto files = open_model(o.common.model);
+  const MemoryPlan plan = plan_without_loading(*files, o.engine);
+  if (o.json)
+    fmt::print("{}\n", plan_json(plan, o.engine).dump(2));
+  else
+    fmt::print("{}", plan_text(plan, o.engine));
+  return 0;
+}
+
 class Runner {
  public:
   explicit Runner(const RunCommand& o) : o_(o), log_(o.common.make_log()) {
@@ -98,13 +113,20 @@ class Runner {
 
   int run() {
     check_flags();
+    const int code = answer();
+    for (const std::string& line : memory_report_lines(engine_->memory_report()))
+      o_.memory_report ? log_->info("{}", line) : log_->debug("{}", line);
+    return code;
+  }
+
+ private:
+  int answer() {
     if (!o_.token_ids.empty()) return run_ids();
     EF_CHECK(tokenizer_.has_value(), ModelError, "{}: the model brings no tokenizer; give the prompt as --token-ids",
              o_.common.model);
     return chatting() ? chat() : run_once();
   }
 
- private:
   static constexpr int kInterruptedExit = 130;
   static int exit_code(const GenerateResult& r) {
     return r.finish == GenerateResult::Finish::kCancelled ? kInterruptedExit : 0;
@@ -268,7 +290,10 @@ void add_run(CLI::App& app, int& exit_code) {
   bind_options(*command, options->engine);
   command->callback([options, &exit_code] {
     options->common.check();
-    exit_code = Runner(*options).run();
+    EF_CHECK(options->dry_run || !options->json, ConfigError, "--json: has an effect only with --dry-run");
+    EF_CHECK(!options->dry_run || !options->memory_report, ConfigError,
+             "--memory-report: has no effect with --dry-run");
+    exit_code = options->dry_run ? print_plan(*options) : Runner(*options).run();
   });
 }
 

@@ -2,17 +2,35 @@
 
 #include <utility>
 
+#include "expertflow/backend/memory_regions.h"
+
 namespace ef {
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  std::swap(backend_, other.backend_);
+  std::swap(owner_, other.owner_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
 }
 
 Buffer::~Buffer() {
-  if (data_) backend_->release(data_, size_);
+  if (data_) owner_->release(data_, size_);
+}
+
+std::string_view region_name(Region region) {
+  switch (region) {
+    case Region::kStatic:
+      return "static";
+    case Region::kDynamic:
+      return "dynamic";
+    case Region::kElastic:
+      return "elastic";
+  }
+  return "";
+}
+
+Buffer Backend::allocate(uint64_t bytes, const MemoryUse& use) {
+  return regions_ ? regions_->allocate(bytes, use) : allocate_apart(bytes);
 }
 
 bool op_takes(Op op, Format format) {

@@ -13,34 +13,13 @@
 #include <string_view>
 #include <vector>
 
+#include "expertflow/backend/memory.h"
 #include "expertflow/base/ids.h"
 #include "expertflow/quant/formats.h"
 
 namespace ef {
 
-class Backend;
-
-/// Owned backend memory, 64-byte aligned at least. Move-only.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(Backend* backend, std::byte* data, uint64_t size) : backend_(backend), data_(data), size_(size) {}
-  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
-  Buffer& operator=(Buffer&& other) noexcept;
-  ~Buffer();
-  std::byte* data() const { return data_; }
-  template <class T>
-  T* as() const {
-    return reinterpret_cast<T*>(data_);
-  }
-  uint64_t size() const { return size_; }
-  explicit operator bool() const { return data_ != nullptr; }
-
- private:
-  Backend* backend_ = nullptr;
-  std::byte* data_ = nullptr;
-  uint64_t size_ = 0;
-};
+class MemoryRegions;
 
 /// Where a stream's time went, each piece of work by itself.
 struct StreamProfile {
@@ -76,6 +55,8 @@ class Stream {
   /// replayed. false: this device has no way to do that.
   virtual bool begin_profile() { return false; }
   virtual StreamProfile end_profile() { return {}; }
+  /// Takes now what ops may take later: scratch of so many bytes, and whatever their arguments travel through.
+  virtual void reserve(uint64_t /*scratch_bytes*/) {}
 };
 
 enum class NormKind : uint8_t { kRms, kLayer };
@@ -345,9 +326,8 @@ enum class Op : uint8_t {
 /// cache, float32 elsewhere.
 bool op_takes(Op op, Format format);
 
-class Backend {
+class Backend : public MemoryOwner {
  public:
-  virtual ~Backend() = default;
   virtual std::string_view name() const = 0;    ///< "cpu", "cuda:0"
   virtual std::string description() const = 0;  ///< for logs: instruction set and threads, or the device's name
   /// Whether the host may read and write the backend's memory directly.
@@ -359,8 +339,12 @@ class Backend {
   /// answer; embed takes any; head_linear rows only.
   virtual MatrixLayout weight_layout(Op, Format) const { return MatrixLayout::kRows; }
 
-  virtual Buffer allocate(uint64_t bytes) = 0;  ///< throws DeviceError with the sizes
-  virtual void release(std::byte* data, uint64_t size) noexcept = 0;
+  /// From the regions, where there are any, else apart. DeviceError with the sizes if that much is not to be had.
+  Buffer allocate(uint64_t bytes, const MemoryUse& use = {});
+  /// Memory of its own, whatever the regions say.
+  virtual Buffer allocate_apart(uint64_t bytes) = 0;
+  /// Not owned; null: none.
+  void set_regions(MemoryRegions* regions) { regions_ = regions; }
   virtual std::unique_ptr<Stream> make_stream() = 0;
   /// In stream order. The host's bytes may be reused once the stream has been synchronised.
   virtual void copy_to_device(void* device, const void* host, uint64_t bytes, Stream& stream) = 0;
@@ -413,6 +397,9 @@ class Backend {
                    const std::filesystem::path& /*file*/) {
     return 0;
   }
+
+ private:
+  MemoryRegions* regions_ = nullptr;
 };
 
 }  // namespace ef

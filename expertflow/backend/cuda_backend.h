@@ -40,8 +40,23 @@ struct CudaPeaks {
 /// most_bytes: of the device's memory. ConfigError, DeviceError: as cuda_memory(), or too little of it is free.
 CudaPeaks cuda_peaks(int device, uint64_t most_bytes = 4ull << 30);
 
-/// Device memory that a stream's ops take for themselves: staging, and attention's partial sums or the activations
-/// between the halves of experts (more only where a single row needs more).
-uint64_t cuda_scratch_bytes();
+/// The largest step that ops are to be ready for.
+struct StepShape {
+  int64_t rows = 0, hidden = 0;
+  int64_t widest = 0;  ///< input of any product
+  int64_t ffn = 0;     ///< of the routed experts
+  int experts = 0, top_k = 0;
+  int heads = 0, kv_heads = 0, k_dim = 0, v_dim = 0;
+  bool latent = false;  ///< values are part of the keys
+  KvType kv = KvType::kF16;
+  int64_t context = 0;  ///< positions that attention may reach
+};
+/// Device memory that a stream's ops take as scratch in steps of up to so many rows. An estimate: ways to compute may
+/// be chosen that this does not foresee.
+uint64_t cuda_scratch_bytes(const StepShape& shape, const CudaOptions& options);
+/// Device memory that a stream takes beside: what arguments travel through, counters.
+uint64_t cuda_stream_bytes();
+/// Of expert_table() for a layer of so many experts.
+uint64_t cuda_table_bytes(int experts);
 
 }  // namespace ef

@@ -433,6 +433,7 @@ CacheStats ExpertCache::stats() const {
   CacheStats out = stats_;
   out.pool_bytes = pool_bytes();
   out.bytes_in_use = uint64_t(pool_.pages() - pool_.free_pages()) * geometry_.page_bytes;
+  out.largest_free_bytes = uint64_t(pool_.largest_free()) * geometry_.page_bytes;
   return out;
 }
 

@@ -59,6 +59,7 @@ struct CacheStats {
   uint64_t fills = 0, failed_fills = 0, cancelled_fills = 0, evictions = 0;
   uint64_t bytes_filled = 0;  ///< of slots
   uint64_t pool_bytes = 0, bytes_in_use = 0, bytes_in_flight = 0;
+  uint64_t largest_free_bytes = 0;  ///< longest extent of the pool that holds no slot
   uint64_t residents = 0, in_flight = 0;
   std::vector<LayerCacheStats> layers;
   double hit_rate() const;  ///< hits of all accesses; 0 before the first

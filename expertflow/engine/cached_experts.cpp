@@ -248,7 +248,7 @@ void Cached::collect_arrived(Event& event) {
 float* Cached::scratch(uint64_t floats) {
   if (scratch_.size() < floats * sizeof(float)) {
     scratch_ = Buffer();  // before the larger one: never both
-    scratch_ = backend_.allocate(floats * sizeof(float));
+    scratch_ = backend_.allocate(floats * sizeof(float), {Region::kDynamic, "expert outputs"});
   }
   return scratch_.as<float>();
 }
@@ -281,7 +281,7 @@ ExpertTier::ExpertTier(const Config& config, const ExpertStore& store, Backend& 
            "expert memory: {} bytes are too few: the largest expert takes {} bytes (all experts {})",
            options.budget_bytes, geometry.largest_footprint(), geometry.total_footprint());
   auto policy = make_policy(options.policy, {layers, &clock, 0});
-  memory_ = backend.allocate(bytes + page);
+  memory_ = backend.allocate(bytes + page, {Region::kElastic, "expert slots"});
   // Slots begin at page boundaries of the address space, as direct reads want them.
   std::byte* begin = memory_.data() + (page - reinterpret_cast<uintptr_t>(memory_.data()) % page) % page;
   cache_ =

@@ -3,7 +3,6 @@
 #include <charconv>
 
 #include "expertflow/backend/cpu/cpu_backend.h"
-#include "expertflow/backend/cuda_backend.h"
 #include "expertflow/base/errors.h"
 
 namespace ef {
@@ -21,16 +20,53 @@ DeviceChoice parse_device(const std::string& text) {
   fail<ConfigError>("device: expected auto, cpu, cuda or cuda:N, found \"{}\"", text);
 }
 
-std::unique_ptr<Backend> make_backend(const DeviceChoice& device, ThreadPool& pool, const EngineOptions& options) {
-  const Activations activations = parse_activations(options.activations);
-  if (device.cuda) return make_cuda_backend(device.index, {options.batch_invariant, activations == Activations::kQ8});
-  return make_cpu_backend(pool, parse_isa(options.isa), activations);
+CudaOptions cuda_options(const EngineOptions& options) {
+  return {options.batch_invariant, parse_activations(options.activations) == Activations::kQ8};
 }
 
-MemoryInfo device_memory_info(const DeviceChoice& device) {
-  if (!device.cuda) return read_memory_info();
+std::unique_ptr<Backend> make_backend(const DeviceChoice& device, ThreadPool& pool, const EngineOptions& options) {
+  if (device.cuda) return make_cuda_backend(device.index, cuda_options(options));
+  return make_cpu_backend(pool, parse_isa(options.isa), parse_activations(options.activations));
+}
+
+namespace {
+
+std::optional<MemoryInfo::Cap> cap_of(const std::string& text, const MemoryInfo& info, bool device) {
+  BudgetRequest asked;
+  try {
+    asked = parse_budget(text);
+  } catch (const ConfigError&) {
+    asked.kind = BudgetRequest::Kind::kSlots;  // refused below, in this flag's own words
+  }
+  const std::string why = "--device-memory " + text;
+  switch (asked.kind) {
+    case BudgetRequest::Kind::kBytes:
+      return MemoryInfo::Cap{asked.bytes, why};
+    case BudgetRequest::Kind::kShare:
+      if (const auto left = info.left()) return MemoryInfo::Cap{uint64_t(double(*left) * asked.share), why};
+      return std::nullopt;
+    case BudgetRequest::Kind::kAuto:
+      if (!device) return std::nullopt;
+      return MemoryInfo::Cap{*info.left() - std::min(*info.left(), memory_margin(*info.left())), "the rest stays free"};
+    default:
+      fail<ConfigError>(
+          "device-memory: expected bytes (24GiB), a share of what is free (above 0 %, at most 100 %) or auto, found "
+          "\"{}\"",
+          text);
+  }
+}
+
+}  // namespace
+
+MemoryInfo device_memory_info(const DeviceChoice& device, const EngineOptions& options) {
   MemoryInfo info;
-  info.available = cuda_memory(device.index).free;
+  if (device.cuda) {
+    const CudaMemory memory = cuda_memory(device.index);
+    info.available = memory.free, info.total = memory.total;
+  } else {
+    info = read_memory_info();
+  }
+  info.cap = cap_of(options.device_memory, info, device.cuda);
   return info;
 }
 

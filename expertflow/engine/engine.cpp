@@ -2,14 +2,11 @@
 
 #include <algorithm>
 
-#include "expertflow/backend/cpu/cpu_backend.h"
-#include "expertflow/backend/cuda_backend.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/base/topology.h"
 #include "expertflow/engine/cached_experts.h"
 #include "expertflow/engine/device.h"
 #include "expertflow/engine/gate_ahead.h"
-#include "expertflow/engine/memory_budget.h"
 #include "expertflow/engine/tune.h"
 
 namespace ef {
@@ -22,15 +19,6 @@ struct Engine::Tiers {
 };
 
 namespace {
-
-KvOptions kv_options(const Config& config, const EngineOptions& o) {
-  KvOptions kv;
-  kv.type = parse_kv_type(o.cache_type_k);
-  kv.max_tokens = context_tokens(o.ctx_size, config);
-  kv.max_sequences = o.parallel;
-  kv.max_step_tokens = o.ubatch;
-  return kv;
-}
 
 void check(const EngineOptions& o) {
   EF_CHECK(o.parallel >= 1, ConfigError, "parallel: expected at least 1, found {}", o.parallel);
@@ -73,39 +61,12 @@ std::unique_ptr<ThreadPool> make_pool(const EngineOptions& o) {
   return std::make_unique<ThreadPool>(threads, processors);
 }
 
-int64_t logit_rows(const EngineOptions& o) { return o.max_logit_rows > 0 ? o.max_logit_rows : o.parallel; }
-
-// A cap on the KV cache: bytes, or a share of the memory that is left on this machine.
-void check_kv_cap(const EngineOptions& o, int64_t tokens, uint64_t kv_bytes, const MemoryInfo& memory) {
-  if (o.max_kv_cache_memory.empty()) return;
-  BudgetRequest cap;
-  try {
-    cap = parse_budget(o.max_kv_cache_memory);
-  } catch (const ConfigError&) {
-    fail<ConfigError>(
-        "max-kv-cache-memory: expected bytes (2GiB) or a share of the memory that is left (above 0 %, at most 100 %), "
-        "found \"{}\"",
-        o.max_kv_cache_memory);
-  }
-  uint64_t allowed = 0;
-  if (cap.kind == BudgetRequest::Kind::kBytes)
-    allowed = cap.bytes;
-  else if (cap.kind == BudgetRequest::Kind::kShare)
-    allowed = memory.left() ? uint64_t(double(*memory.left()) * cap.share) : UINT64_MAX;
-  else
-    fail<ConfigError>("max-kv-cache-memory: expected bytes or a share, found \"{}\"", o.max_kv_cache_memory);
-  EF_CHECK(
-      kv_bytes <= allowed, ConfigError,
-      "max-kv-cache-memory: a KV cache of {} tokens takes {}, {} allows {} ({}); ask for less context with --ctx-size",
-      tokens, format_bytes(kv_bytes), o.max_kv_cache_memory, format_bytes(allowed), memory.text());
-}
-
 }  // namespace
 
-int64_t context_tokens(int64_t ctx_size, const Config& config) {
-  constexpr int64_t kDefault = 4096;
-  if (ctx_size > 0) return ctx_size;
-  return ctx_size == 0 ? config.context_length : std::min<int64_t>(config.context_length, kDefault);
+EngineOptions settled(EngineOptions o) {
+  check(o);
+  o.ubatch = std::min(o.ubatch, o.batch_size);
+  return o;
 }
 
 KvType parse_kv_type(const std::string& text) {
@@ -133,24 +94,20 @@ std::string kv_type_name(KvType type) { return type == KvType::kF32 ? "f32" : ty
 
 Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, const Log& log,
                const std::function<void(uint64_t, uint64_t)>& progress)
-    : options_(options), log_(log), files_(std::move(files)) {
-  check(options_);
-  options_.ubatch = std::min(options_.ubatch, options_.batch_size);
+    : options_(settled(options)), log_(log), files_(std::move(files)) {
   const Config& c = files_->config;
+  plan_ = plan_engine(*files_, options_);  // what cannot work is refused before anything is read
   const KvOptions kv = kv_options(c, options_);
-  const DeviceChoice device = parse_device(options_.device);
-  plan_ = plan_memory(*files_, options_);
-  check_kv_cap(options_, kv.max_tokens, plan_.kv_bytes, device_memory_info(device));
   if (kv.max_tokens > c.context_length)
     log_.warn("a context of {} tokens is longer than the {} that the model was made for", kv.max_tokens,
               c.context_length);
 
   pool_ = make_pool(options_);
-  backend_ = make_backend(device, *pool_, options_);
-  stream_ = backend_->make_stream();
+  backend_ = make_backend(parse_device(options_.device), *pool_, options_);
+  reserve_regions();
   files_->store->choose_layouts([&](Format f) { return backend_->weight_layout(Op::kExperts, f); });
-  // Experts first: a budget that cannot work is refused before anything is read.
-  build_experts(false);
+  build_experts();
+  if (tiers_->tier) log_io(tiers_->tier->reader().state());
   if (!options_.all_resident) files_->store->check_scales();  // a bad one fails here and not when it is first wanted
   model_ = std::make_unique<Model>();
   model_->config = c;
@@ -158,73 +115,41 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
   rope_ = std::make_unique<RopeTable>(c.rope, c.context_length);
   kv_ = std::make_unique<KvCache>(c, *backend_, kv);
   state_ = std::make_unique<State>(c, *backend_, options_.ubatch, logit_rows(options_));
-  if (device.cuda && options_.autotune == "on")
+  if (plan_.reserved && options_.autotune == "on")
     tune_backend(*backend_, *stream_, *model_, tiers_->experts(), tuning_file(), log_);
   wire_read_ahead();
 }
 
 Engine::~Engine() = default;
 
-BudgetFacts budget_facts_of(const ModelFiles& files, const MemoryPlan& plan) {
-  BudgetFacts facts = budget_facts(geometry_of(*files.store, int(files.config.layers.size())));
-  facts.weights_bytes = plan.resident_bytes;
-  facts.kv_bytes = plan.kv_bytes;
-  facts.scratch_bytes = plan.scratch_bytes;
-  return facts;
+// Where memory is reserved nothing is taken from the device after this.
+void Engine::reserve_regions() {
+  regions_ = std::make_unique<MemoryRegions>(*backend_);
+  for (const Region region : {Region::kStatic, Region::kDynamic, Region::kElastic})
+    if (plan_.reserved) regions_->reserve(region, plan_.taken(region));
+  stream_ = backend_->make_stream();
+  for (const PlanPart& part : plan_.parts)
+    if (plan_.reserved && part.name == "scratch") stream_->reserve(part.reserved());
 }
 
-MemoryPlan plan_memory(const ModelFiles& files, const EngineOptions& o) {
-  const Config& c = files.config;
-  MemoryPlan plan;
-  plan.resident_bytes = files.binding.resident_bytes;
-  plan.kv_bytes = KvCache::bytes_for(c, kv_options(c, o));
-  const int threads = o.threads > 0 ? o.threads : default_threads();
-  const int64_t context = context_tokens(o.ctx_size, c);
-  plan.scratch_bytes = State::bytes_for(c, o.ubatch, logit_rows(o));
-  if (parse_device(o.device).cuda)
-    plan.scratch_bytes += cuda_scratch_bytes() + all_resident_scratch_bytes(c, o.ubatch);
-  else
-    plan.scratch_bytes += CachedExpertsOptions{}.scratch_bytes + DiskReader::staging_bytes(*files.store, o.io_threads) +
-                          cpu_scratch_bytes(threads, c.heads, c.latent ? 1 : c.kv_heads, context);
-  plan.expert_total = files.store->total_bytes();
-  return plan;
-}
-
-Budget Engine::budget_of(bool rest_is_taken) const {
-  BudgetFacts facts = budget_facts_of(*files_, plan_);
-  if (rest_is_taken) facts.weights_bytes = facts.kv_bytes = facts.scratch_bytes = 0;
-  const DeviceChoice device = parse_device(options_.device);
-  const Budget budget = resolve_budget(parse_budget(options_.expert_memory), facts, device_memory_info(device));
-  EF_CHECK(!device.cuda || budget.bytes >= facts.expert_bytes, ConfigError,
-           "device: {} keeps every expert in its memory so far: all take {}, but --expert-memory {} gives {} ({}); use "
-           "--device cpu",
-           options_.device, format_bytes(facts.expert_bytes), options_.expert_memory, format_bytes(budget.bytes),
-           budget.explanation);
-  return budget;
-}
-
-void Engine::build_experts(bool rest_is_taken) {
+// As the plan says.
+void Engine::build_experts() {
   auto tiers = std::make_unique<Tiers>();
   if (options_.all_resident || !backend_->memory_is_host()) {
-    plan_.explanation = options_.all_resident ? "every expert resident" : budget_of(rest_is_taken).explanation;
-    plan_.expert_budget = plan_.expert_total;
     DriftOptions drift;
     drift.every = options_.batch_invariant ? 0 : options_.drift_check;
-    drift.rounds_to_8_bits = parse_activations(options_.activations) == Activations::kQ8;
+    drift.rounds_to_8_bits = cuda_options(options_).round_activations;
     tiers->all_resident = make_all_resident(files_->config, *files_->store, *backend_, drift);
+    if (plan_.reserved) tiers->all_resident->reserve(options_.ubatch);
   } else {
-    const Budget budget = budget_of(rest_is_taken);
-    plan_.expert_budget = budget.bytes;
-    plan_.explanation = budget.explanation;
     ExpertTierOptions tier;
-    tier.budget_bytes = budget.bytes;
+    tier.budget_bytes = plan_.expert_budget;
     tier.policy = options_.eviction_policy;
     tier.pipeline.workers = options_.io_threads;
     tier.disk.io = parse_io(options_.io);
     tier.disk.direct = parse_direct_io(options_.direct_io);
     tier.disk.depth = options_.io_depth;
     tiers->tier = std::make_unique<ExpertTier>(files_->config, *files_->store, *backend_, clock_, tier);
-    if (!rest_is_taken) log_io(tiers->tier->reader().state());  // once: another budget reads in the same way
   }
   tiers_ = std::move(tiers);
 }
@@ -248,6 +173,7 @@ std::span<const float> Engine::run(const Batch& batch, int top) {
   EF_CHECK(tiers_ != nullptr, DeviceError,
            "the experts' memory was given up and could not be had again; load the model anew");
   StepContext context{*model_, *rope_, *backend_, *stream_, tiers_->experts(), *kv_, *state_, observer_};
+  regions_->set_time(++steps_);
   return forward(context, batch, top);
 }
 
@@ -268,12 +194,15 @@ void Engine::set_expert_memory(const std::string& budget) {
   const std::string before = options_.expert_memory;
   stream_->forget_recordings();
   tiers_.reset();  // before the new one: never both
+  const auto build = [this](const std::string& text) {
+    options_.expert_memory = text;
+    plan_experts_anew(plan_, *files_, options_);
+    build_experts();
+  };
   try {
-    options_.expert_memory = budget;
-    build_experts(true);
+    build(budget);
   } catch (...) {
-    options_.expert_memory = before;
-    build_experts(true);
+    build(before);
     wire_read_ahead();
     throw;
   }
@@ -304,6 +233,15 @@ ExpertStats Engine::expert_stats() const {
   stats.waves = experts.waves;
   stats.stall_seconds = experts.stall_seconds;
   return stats;
+}
+
+MemoryReport Engine::memory_report() const {
+  MemoryReport report;
+  for (size_t r = 0; r < report.regions.size(); ++r) report.regions[r] = regions_->report(Region(r));
+  report.pieces = regions_->pieces();
+  report.steps = steps_;
+  if (tiers_ && tiers_->tier) report.slots = tiers_->tier->cache().stats();
+  return report;
 }
 
 }  // namespace ef

@@ -1,37 +1,21 @@
 // The engine: a model, a backend, a KV cache and the experts in their tiers, wired together. One step is one forward
 // call. Not thread-safe: one step at a time (callers queue; the server's scheduler owns it).
 #pragma once
+#include <array>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "expertflow/backend/memory_regions.h"
 #include "expertflow/base/clock.h"
 #include "expertflow/base/log.h"
 #include "expertflow/base/thread_pool.h"
 #include "expertflow/engine/engine_options.h"
-#include "expertflow/engine/memory_budget.h"
-#include "expertflow/engine/model_files.h"
+#include "expertflow/engine/memory_plan.h"
 #include "expertflow/model/model.h"
 
 namespace ef {
-
-/// Tokens of KV cache that --ctx-size means for a model.
-int64_t context_tokens(int64_t ctx_size, const Config& config);
-
-/// Where memory goes and why; printed by the CLI at start.
-struct MemoryPlan {
-  uint64_t resident_bytes = 0;  ///< weights that are not routed experts
-  uint64_t kv_bytes = 0;
-  uint64_t scratch_bytes = 0;
-  uint64_t expert_budget = 0;  ///< effective
-  uint64_t expert_total = 0;   ///< all routed experts
-  std::string explanation;     ///< how the budget came about
-};
-
-/// What an engine with these options will take beside experts, from headers alone; expert_budget is left 0.
-MemoryPlan plan_memory(const ModelFiles& files, const EngineOptions& options);
-/// The same as the numbers that a budget is resolved against.
-BudgetFacts budget_facts_of(const ModelFiles& files, const MemoryPlan& plan);
 
 /// The largest logits of each row that asked for logits, falling; among equals the lower id first. Valid until the next
 /// step.
@@ -53,6 +37,14 @@ struct ExpertStats {
   uint64_t ahead = 0, ahead_used = 0, ahead_late = 0, ahead_wasted = 0, ahead_cancelled = 0;
   DriftStats drift;  ///< of backends whose arithmetic is checked while they run
   double hit_rate() const { return hits + misses ? double(hits) / double(hits + misses) : 1.0; }
+};
+
+/// What is held of the backend's memory, and by what. Memory that ops and reads take beside is not counted on a CPU.
+struct MemoryReport {
+  std::array<RegionReport, kRegions> regions;  ///< by Region
+  std::vector<MemoryPiece> pieces;             ///< longest held first; time is the number of the step, 0: loading
+  uint64_t steps = 0;
+  std::optional<CacheStats> slots;  ///< of the elastic region, where experts come and go
 };
 
 class Engine {
@@ -83,11 +75,12 @@ class Engine {
   /// ConfigError if it cannot work; the budget before stays then.
   void set_expert_memory(const std::string& budget);
   ExpertStats expert_stats() const;
+  MemoryReport memory_report() const;
 
  private:
   std::span<const float> run(const Batch& batch, int top);
-  void build_experts(bool rest_is_taken);
-  Budget budget_of(bool rest_is_taken) const;
+  void reserve_regions();
+  void build_experts();
   void log_io(const IoState& state) const;
   void wire_read_ahead();
   EngineOptions options_;
@@ -97,6 +90,7 @@ class Engine {
   MemoryPlan plan_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<MemoryRegions> regions_;  // outlives whatever holds memory
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<RopeTable> rope_;
@@ -105,6 +99,7 @@ class Engine {
   struct Tiers;  // cache, copy pipeline, experts
   std::unique_ptr<Tiers> tiers_;
   StepObserver* observer_ = nullptr;
+  uint64_t steps_ = 0;
 };
 
 }  // namespace ef

@@ -13,7 +13,7 @@ struct EngineOptions {
   std::string expert_memory = "auto";
   std::string eviction_policy = "lfru";
   std::string offload_device = "disk";
-  std::string device = "auto";
+  std::string device = "auto", device_memory = "auto";
   int threads = 0;
   std::string pin_threads = "auto";
   std::string isa = "auto";
@@ -40,6 +40,10 @@ struct EngineOptions {
     visit(eviction_policy, {"--eviction-policy", "who leaves the fast tier first: lru, lfu, lfru, least-stale"});
     visit(offload_device, {"--offload-device", "where experts outside the fast tier are; a CPU build knows 'disk'"});
     visit(device, {"--device", "where the model runs: cpu, cuda, cuda:N, or auto (cpu so far)"});
+    visit(device_memory,
+          {"--device-memory",
+           "memory of the device that may be planned with: bytes, a share of what is free, or 'auto' (what is free, "
+           "less a margin)"});
     visit(threads, {"-t,--threads", "compute threads, 0: one a core that this process may use"});
     visit(pin_threads, {"--pin-threads", "bind compute threads to cores: auto (if there are enough), on, off"});
     visit(isa, {"--isa", "CPU instruction set: auto, reference, avx2, avx2-vnni, avx512, avx512-vnni, avx512-bf16"});
@@ -73,6 +77,10 @@ struct EngineOptions {
           {"--max-kv-cache-memory", "refuse a larger KV cache: bytes or a share of available memory"});
   }
 };
+
+/// The options as an engine takes them: checked, and those that follow from others set. ConfigError naming the flag,
+/// what is expected and what was found.
+EngineOptions settled(EngineOptions options);
 
 /// ConfigError naming the flag and the known ones.
 IoKind parse_io(const std::string& text);

@@ -11,7 +11,8 @@ GateAhead::GateAhead(const Model& model, const State& state, Backend& backend, i
     : model_(model), state_(state), backend_(backend), distance_(distance), max_rows_(max_rows) {
   EF_DCHECK(distance >= 1 && max_rows >= 1);
   const RouterConfig& r = model.config.router;
-  memory_ = backend.allocate(uint64_t(max_rows) * uint64_t(model.config.hidden + r.experts + 2 * r.top_k) * 4);
+  memory_ = backend.allocate(uint64_t(max_rows) * uint64_t(model.config.hidden + r.experts + 2 * r.top_k) * 4,
+                             {Region::kDynamic, "forecasts"});
 }
 
 void GateAhead::forecast(LayerId layer, int64_t rows, Stream& stream, std::vector<ExpertKey>& likely) {

@@ -37,10 +37,12 @@ double unit_bytes(std::string_view unit) {
 
 uint64_t scaled(uint64_t bytes, double factor) { return uint64_t(std::floor(double(bytes) * factor)); }
 
-// What auto leaves alone: page tables, buffers of the programs beside us, estimates that are a little off.
-uint64_t margin_of(uint64_t left) {
-  constexpr uint64_t kMiB = 1 << 20;
-  return std::clamp<uint64_t>(left / 20, 128 * kMiB, 1024 * kMiB);
+// Of what is left, the margin that no cap leaves free already.
+uint64_t margin_within(const MemoryInfo& memory, uint64_t left) {
+  MemoryInfo whole = memory;
+  whole.cap.reset();
+  const uint64_t all = whole.left().value_or(left), margin = memory_margin(all);
+  return margin - std::min(margin, all - left);
 }
 
 std::string rest_text(const BudgetFacts& facts) {
@@ -52,7 +54,7 @@ Budget automatic(const BudgetFacts& facts, const MemoryInfo& memory) {
   const auto left = memory.left();
   EF_CHECK(left.has_value(), ConfigError,
            "expert memory 'auto': neither MemAvailable nor a cgroup limit could be read; {}", kForms);
-  const uint64_t margin = margin_of(*left), needed = facts.rest() + margin;
+  const uint64_t margin = margin_within(memory, *left), needed = facts.rest() + margin;
   const uint64_t room = *left > needed ? *left - needed : 0;
   EF_CHECK(
       room >= facts.largest_slot, ConfigError,
@@ -83,6 +85,11 @@ uint64_t asked_bytes(const BudgetRequest& request, const BudgetFacts& facts) {
 }
 
 }  // namespace
+
+uint64_t memory_margin(uint64_t left) {
+  constexpr uint64_t kMiB = 1 << 20;
+  return std::clamp<uint64_t>(left / 20, 128 * kMiB, 1024 * kMiB);
+}
 
 std::string format_bytes(uint64_t bytes) {
   constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB"};

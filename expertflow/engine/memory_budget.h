@@ -40,7 +40,8 @@ BudgetFacts budget_facts(const CacheGeometry& geometry);
 
 /// What the machine has. Absent: could not be read, or no limit.
 struct MemoryInfo {
-  std::optional<uint64_t> available;  ///< MemAvailable
+  std::optional<uint64_t> total;
+  std::optional<uint64_t> available;  ///< MemAvailable, or what is free on a device
   struct Cgroup {
     std::string path;
     uint64_t limit = 0, usage = 0;
@@ -48,10 +49,19 @@ struct MemoryInfo {
     uint64_t left() const;
   };
   std::optional<Cgroup> cgroup;  ///< the tightest of the group and those above it
-  /// The smaller of the two; nothing if neither is known.
+  /// Less than that may be used, and why.
+  struct Cap {
+    uint64_t bytes = 0;
+    std::string why;
+  };
+  std::optional<Cap> cap;
+  /// The smallest of what is known; nothing if nothing is.
   std::optional<uint64_t> left() const;
   std::string text() const;  ///< for messages
 };
+/// What a plan that takes all there is leaves alone: page tables, buffers of the programs beside us, estimates that are
+/// a little off; on a device what the driver takes for kernels and graphs.
+uint64_t memory_margin(uint64_t left);
 /// Reads proc/meminfo, proc/self/cgroup and sys/fs/cgroup (v1 and v2) below root; tests pass a folder.
 MemoryInfo read_memory_info(const std::filesystem::path& root = "/");
 

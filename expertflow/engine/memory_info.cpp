@@ -71,10 +71,10 @@ uint64_t MemoryInfo::Cgroup::left() const {
 }
 
 std::optional<uint64_t> MemoryInfo::left() const {
-  if (available && cgroup) return std::min(*available, cgroup->left());
-  if (available) return available;
-  if (cgroup) return cgroup->left();
-  return std::nullopt;
+  std::optional<uint64_t> least = available;
+  if (cgroup) least = std::min(cgroup->left(), least.value_or(UINT64_MAX));
+  if (cap) least = std::min(cap->bytes, least.value_or(UINT64_MAX));
+  return least;
 }
 
 std::string MemoryInfo::text() const {
@@ -82,11 +82,13 @@ std::string MemoryInfo::text() const {
   if (cgroup)
     out += fmt::format(", {}: limit {}, used {}, of which {} can be reclaimed", cgroup->path,
                        format_bytes(cgroup->limit), format_bytes(cgroup->usage), format_bytes(cgroup->reclaimable));
+  if (cap) out += fmt::format(", at most {} may be used ({})", format_bytes(cap->bytes), cap->why);
   return out;
 }
 
 MemoryInfo read_memory_info(const fs::path& root) {
   MemoryInfo info;
+  info.total = read_field(root / "proc/meminfo", "MemTotal:");
   info.available = read_field(root / "proc/meminfo", "MemAvailable:");
   const fs::path mount = root / "sys/fs/cgroup";
   std::ifstream groups(root / "proc/self/cgroup");

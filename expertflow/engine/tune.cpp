@@ -10,7 +10,7 @@ namespace ef {
 
 namespace {
 
-constexpr int64_t kRows = 128;
+constexpr int64_t kRows = kTuningRows;
 // Results of a vocabulary's width would take more memory than the answer is worth.
 constexpr int64_t kMostOutputs = 1 << 15;
 
@@ -32,10 +32,10 @@ std::vector<MatrixView> shapes_of(const Model& model) {
 class Inputs {
  public:
   Inputs(Backend& backend, Stream& stream, int64_t cols, int64_t outputs, int experts, int top_k)
-      : x_(backend.allocate(uint64_t(kRows * cols) * sizeof(float))),
-        out_(backend.allocate(uint64_t(kRows * outputs) * sizeof(float))),
-        weights_(backend.allocate(uint64_t(kRows * top_k) * sizeof(float))),
-        ids_(backend.allocate(uint64_t(kRows * top_k) * sizeof(int32_t))) {
+      : x_(backend.allocate(uint64_t(kRows * cols) * sizeof(float), kUse)),
+        out_(backend.allocate(uint64_t(kRows * outputs) * sizeof(float), kUse)),
+        weights_(backend.allocate(uint64_t(kRows * top_k) * sizeof(float), kUse)),
+        ids_(backend.allocate(uint64_t(kRows * top_k) * sizeof(int32_t), kUse)) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     std::vector<float> x(size_t(kRows * cols)), weights(size_t(kRows * top_k), 1.f);
@@ -57,6 +57,7 @@ class Inputs {
   const int32_t* ids() const { return ids_.as<int32_t>(); }
 
  private:
+  static constexpr MemoryUse kUse{Region::kDynamic, "measuring"};
   Buffer x_, out_, weights_, ids_;
 };
 
@@ -67,6 +68,15 @@ std::filesystem::path tuning_file() {
   if (set("XDG_CACHE_HOME")) return std::filesystem::path(std::getenv("XDG_CACHE_HOME")) / "expertflow" / "tuning.json";
   if (set("HOME")) return std::filesystem::path(std::getenv("HOME")) / ".cache" / "expertflow" / "tuning.json";
   return {};
+}
+
+uint64_t tuning_bytes(const Config& config, const Binding& binding) {
+  int64_t cols = config.hidden, outputs = config.hidden;
+  for (const BoundTensor& b : binding.tensors) {
+    if (b.spec->rows == Dim::kNone || b.tensor.rows() > kMostOutputs) continue;
+    cols = std::max(cols, b.tensor.cols()), outputs = std::max(outputs, b.tensor.rows());
+  }
+  return uint64_t(kRows) * uint64_t(cols + outputs + 2 * std::max(config.router.top_k, 1)) * sizeof(float);
 }
 
 void tune_backend(Backend& backend, Stream& stream, const Model& model, const Experts& experts,

@@ -172,7 +172,7 @@ std::vector<Plan> make_plans(const ModelFiles& files, const EngineOptions& optio
   const DeviceChoice device = parse_device(options.device);
   if (device.cuda) return {{full, 1, 0}, {full, 4, 0}, {full, 1, 7}, {full, 4, 5}};  // every expert is resident there
   const BudgetFacts facts = budget_facts_of(files, plan_memory(files, options));
-  const MemoryInfo memory = device_memory_info(device);
+  const MemoryInfo memory = device_memory_info(device, options);
   try {
     resolve_budget(parse_budget(full), facts, memory);
   } catch (const ConfigError&) {

@@ -49,9 +49,8 @@ class SlotLoader {
       work_.push_back({{layer.layer, ExpertId(e)}, slots + e * layer.layout.bytes, layer.layout.bytes});
   }
   void run() {
-    constexpr size_t kMostThreads = 8;
     const size_t threads =
-        std::min({kMostThreads, size_t(std::max(1u, std::thread::hardware_concurrency())), work_.size()});
+        std::min({size_t(kMostLoaders), size_t(std::max(1u, std::thread::hardware_concurrency())), work_.size()});
     std::vector<std::thread> pool;
     for (size_t t = 1; t < threads; ++t) pool.emplace_back([this] { serve(); });
     serve();
@@ -137,6 +136,13 @@ class AllResident final : public Experts {
   }
   const DriftStats* drift() const override { return &drift_.stats(); }
 
+  void reserve(int64_t rows) override {
+    const uint64_t bytes = all_resident_scratch_bytes(config_, rows);
+    if (expert_out_.size() >= bytes) return;
+    expert_out_ = Buffer();  // before the larger one: never both
+    expert_out_ = backend_.allocate(bytes, {Region::kDynamic, "expert outputs"});
+  }
+
   void run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) override {
     const Layer& l = layers_[size_t(layer)];
     if (!l.table || drift_.exact(layer)) {
@@ -182,11 +188,7 @@ class AllResident final : public Experts {
     std::vector<ExpertGroup> work;
     for (size_t g = 0; g < groups.experts.size(); ++g)
       work.push_back({l.views[size_t(groups.experts[g])], groups.of(g)});
-    const uint64_t bytes = all_resident_scratch_bytes(config_, routing.tokens);
-    if (expert_out_.size() < bytes) {
-      expert_out_ = Buffer();
-      expert_out_ = backend_.allocate(bytes);
-    }
+    reserve(routing.tokens);
     backend_.experts(stream, {config_.activation, config_.hidden, config_.expert_ffn, routing.top_k, work, x,
                               expert_out_.as<float>()});
     backend_.combine(
@@ -228,7 +230,7 @@ class AllResident final : public Experts {
                "layer {}: backend {} does not compute experts in {}", layer.layer, backend_.name(),
                format_info(part.format).name);
     const uint64_t bytes = layer.layout.bytes;
-    l.slots = backend_.allocate(bytes * layer.count());
+    l.slots = backend_.allocate(bytes * layer.count(), {Region::kStatic, "experts", layer.layer});
     for (size_t e = 0; e < layer.count(); ++e) l.views.push_back(view_slot(layer.layout, l.slots.data() + e * bytes));
   }
 

@@ -41,6 +41,8 @@ class Experts {
   /// if an expert cannot be had; the step then fails and the object stays usable.
   virtual void run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out,
                    Stream& stream) = 0;
+  /// Takes what run() needs beside the experts in steps of so many rows, so that it takes nothing later.
+  virtual void reserve(int64_t /*rows*/) {}
   /// Whether run() leaves the host out, so that a stream can record it. `rows`: of the step.
   virtual bool recordable(int64_t /*rows*/) const { return false; }
   /// One of each kind of routed experts (formats, shapes) that the backend has a table of; x, choices and results
@@ -54,6 +56,8 @@ class Experts {
 /// the device, whose arithmetic is not exact.
 std::unique_ptr<Experts> make_all_resident(const Config& config, const ExpertStore& store, Backend& backend,
                                            const DriftOptions& drift = {});
+/// Threads at most that fill slots meanwhile, each with a stream.
+constexpr int kMostLoaders = 8;
 /// What it takes beside the experts in steps of `rows` tokens where the host sees the choices.
 uint64_t all_resident_scratch_bytes(const Config& config, int64_t rows);
 

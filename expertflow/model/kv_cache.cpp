@@ -63,6 +63,14 @@ uint64_t KvCache::bytes_for(const Config& config, const KvOptions& options) {
   return bytes;
 }
 
+uint64_t KvCache::table_bytes_for(const Config& config, const KvOptions& options) {
+  std::vector<int> layer_group;
+  uint64_t entries = 0;
+  for (const Group& g : plan_groups(config, options, layer_group))
+    entries += uint64_t(options.max_sequences) * uint64_t(g.max_blocks);
+  return entries * sizeof(int32_t);
+}
+
 KvCache::KvCache(const Config& config, Backend& backend, const KvOptions& options)
     : options_(options), backend_(&backend) {
   EF_CHECK(
@@ -76,14 +84,16 @@ KvCache::KvCache(const Config& config, Backend& backend, const KvOptions& option
   for (Group& g : groups_) {
     g.table.assign(size_t(options.max_sequences) * size_t(g.max_blocks), -1);
     for (int64_t b = g.blocks; b-- > 0;) g.free.push_back(int32_t(b));
-    if (!backend.memory_is_host()) g.device_table = backend.allocate(g.table.size() * sizeof(int32_t));
+    if (!backend.memory_is_host())
+      g.device_table = backend.allocate(g.table.size() * sizeof(int32_t), {Region::kDynamic, "block tables"});
   }
   for (size_t l = 0; l < config.layers.size(); ++l) {
     const uint64_t rows = uint64_t(groups_[size_t(layer_group_[l])].blocks) * uint64_t(options.block_tokens) *
                           uint64_t(kv_heads_) * uint64_t(kv_type_bytes(options.type));
     Layer layer;
-    layer.k = backend.allocate(rows * uint64_t(k_dim_));
-    if (!latent_) layer.v = backend.allocate(rows * uint64_t(v_dim_));
+    const MemoryUse use{Region::kDynamic, "KV cache", LayerId(l)};
+    layer.k = backend.allocate(rows * uint64_t(k_dim_), use);
+    if (!latent_) layer.v = backend.allocate(rows * uint64_t(v_dim_), use);
     bytes_ += layer.k.size() + layer.v.size();
     layers_.push_back(std::move(layer));
   }

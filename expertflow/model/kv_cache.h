@@ -27,6 +27,8 @@ class KvCache {
 
   /// Bytes that a cache with these options takes, for budgets before anything is loaded.
   static uint64_t bytes_for(const Config& config, const KvOptions& options);
+  /// Beside them, block tables where the backend's memory is not the host's.
+  static uint64_t table_bytes_for(const Config& config, const KvOptions& options);
 
   /// rope_length: tokens that the sequence may reach; rope kinds that depend on length (dynamic, longrope) use it for
   /// all of the sequence's tokens, so that chunking and decoding rotate alike. RequestError if all sequences are taken.

@@ -72,7 +72,7 @@ uint64_t State::bytes_for(const Config& config, int64_t max_rows, int64_t max_lo
 
 State::State(const Config& config, Backend& backend, int64_t rows, int64_t logit_rows)
     : max_rows(rows), max_logit_rows(logit_rows), bytes(bytes_for(config, rows, logit_rows)) {
-  buffer_ = backend.allocate(bytes);
+  buffer_ = backend.allocate(bytes, {Region::kDynamic, "activations"});
   uint64_t offset = 0;
   for_each_buffer(config, rows, logit_rows, this, [&](void** member, int64_t n) {
     if (n > 0) *member = buffer_.data() + offset;

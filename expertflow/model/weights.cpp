@@ -22,7 +22,8 @@ bool is_plain(Format f) { return f == Format::kF32 || f == Format::kF16 || f == 
 /// One buffer a layer (and one for the model), filled from its start.
 class Arena {
  public:
-  Arena(Backend& backend, uint64_t bytes) : buffer_(bytes ? backend.allocate(bytes) : Buffer()) {}
+  Arena(Backend& backend, uint64_t bytes, LayerId layer)
+      : buffer_(bytes ? backend.allocate(bytes, {Region::kStatic, "weights", layer}) : Buffer()) {}
   std::byte* take(uint64_t bytes) {
     std::byte* out = buffer_.data() + used_;
     used_ += aligned(bytes);
@@ -60,7 +61,7 @@ class Loader {
     uint64_t bytes = 0;
     for (const BoundTensor& b : binding_.tensors)
       if (b.layer == layer) bytes += loaded_bytes(config_, b);
-    Arena arena(backend_, bytes);
+    Arena arena(backend_, bytes, layer);
     for (const BoundTensor& b : binding_.tensors) {
       if (b.layer != layer || b.spec->role == Role::kRopeFreqs) continue;
       if (b.spec->rows == Dim::kNone)

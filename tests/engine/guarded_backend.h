@@ -23,13 +23,15 @@ class GuardedBackend final : public Backend {
   std::string description() const override { return cpu_->description(); }
   bool memory_is_host() const override { return false; }
   bool supports(Op op, Format format) const override { return cpu_->supports(op, format); }
-  Buffer allocate(uint64_t bytes) override {
+  Buffer allocate_apart(uint64_t bytes) override {
     if (bytes > kBytes - used_) throw std::runtime_error("the guarded region is full");
     std::byte* at = region_ + used_;
     used_ += (bytes + 63) / 64 * 64 + 64;
+    ++allocations_;
     return Buffer(this, at, bytes);
   }
   void release(std::byte*, uint64_t) noexcept override {}
+  int allocations() const { return allocations_; }
   std::unique_ptr<Stream> make_stream() override { return cpu_->make_stream(); }
 
   void copy_to_device(void* to, const void* from, uint64_t n, Stream& s) override {
@@ -100,6 +102,7 @@ class GuardedBackend final : public Backend {
   std::unique_ptr<Backend> cpu_;
   std::byte* region_ = nullptr;
   uint64_t used_ = 0;
+  int allocations_ = 0;
 };
 
 }  // namespace ef::testing

@@ -146,6 +146,25 @@ TEST(ResolveBudget, AutoNeedsNoMoreThanAllExperts) {
   EXPECT_TRUE(contains(budget.explanation, "8.00 GiB of 8.00 GiB (100.0 %)")) << budget.explanation;
 }
 
+MemoryInfo capped(uint64_t available, uint64_t cap) {
+  MemoryInfo m = machine(available);
+  m.cap = MemoryInfo::Cap{cap, "--device-memory"};
+  return m;
+}
+
+TEST(ResolveBudget, ACapIsTakenWhole) {
+  // The margin of 8 GiB (5 %, rounded down to a byte) is free anyway where the cap is 4 GiB.
+  EXPECT_EQ(resolve("auto", capped(8 * kGiB, 4 * kGiB)).bytes, 3 * kGiB);
+  // A cap that leaves less than the margin: the margin holds. A cap beyond what there is changes nothing.
+  EXPECT_EQ(resolve("auto", capped(8 * kGiB, 8 * kGiB - 100 * kMiB)).bytes, 7 * kGiB - 8 * kGiB / 20);
+  EXPECT_EQ(resolve("auto", capped(5 * kGiB, 9 * kGiB)).bytes, 4 * kGiB - 256 * kMiB);
+  const std::string message = refusal([] { resolve("4GiB", capped(64 * kGiB, 4 * kGiB)); });
+  EXPECT_TRUE(contains(message,
+                       "need 1.00 GiB more than the 4.00 GiB that are left (available 64.00 GiB, at most 4.00 "
+                       "GiB may be used (--device-memory))"))
+      << message;
+}
+
 TEST(ResolveBudget, AutoRespectsTheCgroup) {
   MemoryInfo memory = machine(64 * kGiB);
   memory.cgroup = MemoryInfo::Cgroup{"/sys/fs/cgroup/job", 6 * kGiB, 3 * kGiB, 2 * kGiB};

@@ -62,7 +62,7 @@ class CpuBackend final : public Backend {
 
   bool supports(Op op, Format format) const override { return op_takes(op, format); }
 
-  Buffer allocate(uint64_t bytes) override {
+  Buffer allocate_apart(uint64_t bytes) override {
     void* data = nullptr;
     if (bytes >= kMapFrom) {
       data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -64,7 +64,7 @@ class CudaBackend final : public Backend {
 
   bool supports(Op op, Format format) const override { return op_takes(op, format); }
 
-  Buffer allocate(uint64_t bytes) override {
+  Buffer allocate_apart(uint64_t bytes) override {
     use();
     // The driver's arithmetic on absurd sizes is not to be relied on.
     cudaError_t error = bytes > properties_.totalGlobalMem ? cudaErrorMemoryAllocation : cudaSuccess;
@@ -91,7 +91,7 @@ class CudaBackend final : public Backend {
     check(cudaMallocHost(&data, std::max<uint64_t>(bytes, 1)), "allocate page-locked memory");
     return {static_cast<std::byte*>(data), [](std::byte* p) { (void)cudaFreeHost(p); }};
   }
-  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(device_); }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(*this, device_); }
   void copy_to_device(void* device, const void* host, uint64_t bytes, Stream& stream) override {
     use();
     of(stream).copy_to_device(device, host, bytes);
@@ -217,9 +217,7 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const CudaOptions& option
   return std::make_unique<CudaBackend>(device, options);
 }
 
-uint64_t cuda_scratch_bytes() {
-  constexpr uint64_t kStaging = 4 << 20;
-  return cuda::kWaveFloats * sizeof(float) + kStaging;
-}
+uint64_t cuda_stream_bytes() { return cuda::kStreamBytes; }
+uint64_t cuda_table_bytes(int experts) { return uint64_t(experts) * sizeof(cuda::ExpertEntry); }
 
 }  // namespace ef

@@ -304,7 +304,7 @@ Buffer expert_table(Backend& backend, std::span<const ExpertView> experts, CudaS
   for (const ExpertView& e : experts)
     entries.push_back({weights_of(e.gate, e.gate_bias), weights_of(e.up, e.up_bias), weights_of(e.down, e.down_bias)});
   const uint64_t bytes = entries.size() * sizeof(ExpertEntry);
-  Buffer table = backend.allocate(bytes);
+  Buffer table = backend.allocate(bytes, {Region::kStatic, "expert tables"});
   stream.copy_to_device(table.data(), entries.data(), bytes);
   stream.synchronize();
   return table;

@@ -13,16 +13,10 @@ namespace ef::cuda {
 namespace {
 
 // Staging grows to where waiting for it to empty is rare; streams that stage little stay small.
-constexpr uint64_t kLeastStaging = 64 << 10, kMostStaging = 4 << 20;
+constexpr uint64_t kLeastStaging = 64 << 10;
 constexpr uint64_t kAlign = 256;
-constexpr uint64_t kCounters = 16 << 10;
 // A graph of a large model takes a few MiB; contexts grow through a handful of keys.
 constexpr size_t kMostGraphs = 16;
-
-template <class T>
-void** address_of(T*& pointer) {
-  return reinterpret_cast<void**>(&pointer);
-}
 
 }  // namespace
 
@@ -32,11 +26,11 @@ void check(cudaError_t error, std::string_view op) {
   fail<DeviceError>("cuda: {}: {} ({})", op, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-CudaStream::CudaStream(int device) : device_(device) {
+CudaStream::CudaStream(Backend& backend, int device) : backend_(backend), device_(device) {
+  counters_ = backend_.allocate(kCounters * sizeof(unsigned), {Region::kDynamic, "streams"});
   check(cudaSetDevice(device_), "set device");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "make a stream");
-  check(cudaMalloc(address_of(counters_), kCounters * sizeof(unsigned)), "allocate counters");
-  check(cudaMemsetAsync(counters_, 0, kCounters * sizeof(unsigned), stream_), "clear counters");
+  check(cudaMemsetAsync(counters_.data(), 0, counters_.size(), stream_), "clear counters");
 }
 
 CudaStream::~CudaStream() {
@@ -45,10 +39,6 @@ CudaStream::~CudaStream() {
   profile_.reset();
   (void)cudaStreamSynchronize(stream_);
   drop_graphs();
-  (void)cudaFree(counters_);
-  (void)cudaFree(scratch_);
-  (void)cudaFree(staged_);
-  (void)cudaFreeHost(pinned_);
   (void)cudaStreamDestroy(stream_);
 }
 
@@ -132,7 +122,21 @@ void CudaStream::drop_graphs() noexcept {
 
 unsigned* CudaStream::counters(uint64_t n) {
   EF_CHECK(n <= kCounters, DeviceError, "cuda: an op needs {} counters, a stream has {}", n, kCounters);
-  return counters_;
+  return counters_.as<unsigned>();
+}
+
+void CudaStream::reserve(uint64_t scratch_bytes) {
+  grow_staging(kMostStaging);
+  scratch((scratch_bytes + sizeof(float) - 1) / sizeof(float));
+}
+
+void CudaStream::grow_staging(uint64_t bytes) {
+  if (bytes <= staged_.size()) return;
+  synchronize();
+  pinned_.reset();
+  staged_ = Buffer();
+  pinned_ = backend_.allocate_host(bytes);
+  staged_ = backend_.allocate(bytes, {Region::kDynamic, "streams"});
 }
 
 double CudaStream::seconds_of(const std::function<void()>& work) {
@@ -158,19 +162,11 @@ double CudaStream::seconds_of(const std::function<void()>& work) {
 
 uint64_t CudaStream::room(uint64_t bytes) {
   const uint64_t need = (bytes + kAlign - 1) / kAlign * kAlign;
-  if (used_ + need > capacity_) {
+  const uint64_t capacity = staged_.size();
+  if (used_ + need > capacity) {
     synchronize();
-    if (need > capacity_ || capacity_ < kMostStaging) {
-      check(cudaFreeHost(pinned_), "free staging memory");
-      pinned_ = nullptr;
-      check(cudaFree(staged_), "free staging memory");
-      staged_ = nullptr;
-      const uint64_t capacity = std::max({kLeastStaging, 4 * capacity_, need});
-      capacity_ = 0;
-      check(cudaMallocHost(address_of(pinned_), capacity), "allocate page-locked memory");
-      check(cudaMalloc(address_of(staged_), capacity), "allocate staging memory");
-      capacity_ = capacity;
-    }
+    if (need > capacity || capacity < kMostStaging)
+      grow_staging(std::max({kLeastStaging, std::min(4 * capacity, kMostStaging), need}));
   }
   const uint64_t at = used_;
   used_ += need;
@@ -185,9 +181,9 @@ void CudaStream::copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind
 
 const std::byte* CudaStream::stage(const void* host, uint64_t bytes) {
   const uint64_t at = room(bytes);
-  std::memcpy(pinned_ + at, host, bytes);
-  copy(staged_ + at, pinned_ + at, bytes, cudaMemcpyHostToDevice, "copy arguments");
-  return staged_ + at;
+  std::memcpy(pinned_.get() + at, host, bytes);
+  copy(staged_.data() + at, pinned_.get() + at, bytes, cudaMemcpyHostToDevice, "copy arguments");
+  return staged_.data() + at;
 }
 
 void CudaStream::copy_to_device(void* device, const void* host, uint64_t bytes) {
@@ -195,8 +191,8 @@ void CudaStream::copy_to_device(void* device, const void* host, uint64_t bytes) 
   if (bytes == 0) return;
   if (bytes <= kSmall) {
     const uint64_t at = room(bytes);
-    std::memcpy(pinned_ + at, host, bytes);
-    host = pinned_ + at;
+    std::memcpy(pinned_.get() + at, host, bytes);
+    host = pinned_.get() + at;
   } else if (profiling_) {
     profile_->let_go();  // this waits for the device if the host's memory is pageable
   }
@@ -210,22 +206,16 @@ void CudaStream::copy_to_host(void* host, const void* device, uint64_t bytes) {
 }
 
 float* CudaStream::scratch(uint64_t floats) {
-  if (floats > scratch_floats_) {
+  const uint64_t bytes = floats * sizeof(float);
+  if (bytes > scratch_.size()) {
     EF_CHECK(recording_ != Recording::kCapture, DeviceError,
-             "cuda: an op asks for {} floats of scratch while it is recorded, its first pass took {}", floats,
-             scratch_floats_);
+             "cuda: an op asks for {} bytes of scratch while it is recorded, its first pass took {}", bytes,
+             scratch_.size());
     forget_recordings();  // they name the memory that goes now
-    check(cudaFree(scratch_), "free scratch memory");
-    scratch_ = nullptr, scratch_floats_ = 0;
-    const cudaError_t error = cudaMalloc(address_of(scratch_), floats * sizeof(float));
-    if (error != cudaSuccess) {
-      (void)cudaGetLastError();
-      fail<DeviceError>("cuda: cannot allocate {} bytes of scratch memory: {}", floats * sizeof(float),
-                        cudaGetErrorString(error));
-    }
-    scratch_floats_ = floats;
+    scratch_ = Buffer();
+    scratch_ = backend_.allocate(bytes, {Region::kDynamic, "scratch"});
   }
-  return scratch_;
+  return scratch_.as<float>();
 }
 
 }  // namespace ef::cuda

@@ -16,6 +16,10 @@
 
 namespace ef::cuda {
 
+/// Most device memory that a stream takes beside scratch: staging and counters.
+constexpr uint64_t kMostStaging = 4 << 20, kCounters = 16 << 10;
+constexpr uint64_t kStreamBytes = kMostStaging + kCounters * sizeof(unsigned);
+
 /// Throws DeviceError naming the op and the error if there is one.
 void check(cudaError_t error, std::string_view op);
 
@@ -23,7 +27,8 @@ class CudaProfile;
 
 class CudaStream final : public Stream {
  public:
-  explicit CudaStream(int device);
+  /// The backend, of whose memory this takes, must outlive it.
+  CudaStream(Backend& backend, int device);
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -36,6 +41,7 @@ class CudaStream final : public Stream {
   void forget_recordings() override;
   bool begin_profile() override;
   StreamProfile end_profile() override;
+  void reserve(uint64_t scratch_bytes) override;
   cudaStream_t handle() const { return stream_; }
 
   /// Copies bytes to the device in stream order; the host's bytes may change as soon as this returns. The device
@@ -63,14 +69,15 @@ class CudaStream final : public Stream {
 
   uint64_t room(uint64_t bytes);  // offset of free staging space
   void copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind kind, const char* what);
+  void grow_staging(uint64_t bytes);
 
+  Backend& backend_;
   int device_;
   cudaStream_t stream_ = nullptr;
-  std::byte *pinned_ = nullptr, *staged_ = nullptr;  // the same offsets on both sides
-  uint64_t capacity_ = 0, used_ = 0;
-  float* scratch_ = nullptr;
-  uint64_t scratch_floats_ = 0;
-  unsigned* counters_ = nullptr;
+  std::shared_ptr<std::byte> pinned_;  // what is staged, at the same offsets on both sides
+  Buffer staged_;
+  uint64_t used_ = 0;
+  Buffer scratch_, counters_;
   Recording recording_ = Recording::kNone;
   uint64_t recording_key_ = 0;
   std::set<uint64_t> passed_;  // keys whose first pass is done, with the scratch that there is now

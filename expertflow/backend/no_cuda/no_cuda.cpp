@@ -18,6 +18,8 @@ int cuda_device_count() { return 0; }
 CudaMemory cuda_memory(int) { refuse(); }
 std::unique_ptr<Backend> make_cuda_backend(int, const CudaOptions&) { refuse(); }
 CudaPeaks cuda_peaks(int, uint64_t) { refuse(); }
-uint64_t cuda_scratch_bytes() { return 0; }
+uint64_t cuda_scratch_bytes(const StepShape&, const CudaOptions&) { return 0; }
+uint64_t cuda_stream_bytes() { return 0; }
+uint64_t cuda_table_bytes(int) { return 0; }
 
 }  // namespace ef

@@ -171,7 +171,11 @@ uint64_t probe_bytes(const std::string& most) {
 class Bench {
  public:
   explicit Bench(const BenchCommand& o)
-      : o_(o), log_(o.common.make_log()), tests_(tests_of(o)), extent_(extent_of(tests_)), device_(parse_device(o.engine.device)) {
+      : o_(o),
+        log_(o.common.make_log()),
+        tests_(tests_of(o)),
+        extent_(extent_of(tests_)),
+        device_(parse_device(o.engine.device)) {
     EF_CHECK(!device_.cuda || o.isas == BenchCommand().isas, ConfigError,
              "--isa: has no effect with --device {}, found \"{}\"", o.engine.device, o.isas);
   }
@@ -251,8 +255,8 @@ class Bench {
   const BenchCommand& o_;
   std::unique_ptr<Log> log_;
   std::vector<BenchTest> tests_;
+  const Extent extent_;
   const DeviceChoice device_;
-  Extent extent_;
   BenchReport report_;
 };
 

@@ -59,7 +59,8 @@ CudaPeaks cuda_peaks(int device, uint64_t most_bytes) {
   const uint64_t bytes = std::min(most_bytes, cuda_memory(device).free / 8);
   EF_CHECK(bytes >= kLeast, DeviceError, "cuda:{}: expected {} bytes of memory to measure its speed in, found {}",
            device, kLeast, bytes);
-  CudaStream stream(device);
+  const std::unique_ptr<Backend> backend = make_cuda_backend(device);
+  CudaStream stream(*backend, device);
   void* memory = nullptr;
   check(cudaMalloc(&memory, bytes + kSink), "allocate memory to read");
   const std::unique_ptr<void, void (*)(void*)> owner(memory, [](void* p) { (void)cudaFree(p); });

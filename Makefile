@@ -17,7 +17,7 @@ SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 .DEFAULT_GOAL := release
 .PHONY: help bootstrap release demo test unit debug tsan sanitizers format format-check lint clean \
         tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers bar-cpu-speed bar-cpu-bound bar-larger-than-memory \
-        bar-verify-isa peers
+        bar-verify-isa bar-gpu peers
 
 help: ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ bar-larger-than-memory: ## A model twice as large as its memory limit, against l
 
 bar-verify-isa: ## Equal tokens at every budget with every instruction set
 	@bench/bars/verify_isa.sh
+
+bar-gpu: ## The CUDA backend on this machine's GPU: tests, sanitizers, speed beside bounds
+	@bench/gpu/run
 
 peers: release ## The bundled model under llama.cpp and expertflow, in turns
 	@bench/peers/run $(DEMO_MODEL)

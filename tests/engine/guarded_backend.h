@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <mutex>
 #include <stdexcept>
 
 #include "expertflow/backend/cpu/cpu_backend.h"
@@ -24,6 +25,7 @@ class GuardedBackend final : public Backend {
   bool memory_is_host() const override { return false; }
   bool supports(Op op, Format format) const override { return cpu_->supports(op, format); }
   Buffer allocate_apart(uint64_t bytes) override {
+    const std::lock_guard lock(mutex_);
     if (bytes > kBytes - used_) throw std::runtime_error("the guarded region is full");
     std::byte* at = region_ + used_;
     used_ += (bytes + 63) / 64 * 64 + 64;
@@ -94,11 +96,13 @@ class GuardedBackend final : public Backend {
   static constexpr uint64_t kBytes = 256 << 20;
   template <class F>
   void open(const F& work) {
+    const std::lock_guard lock(mutex_);  // experts are loaded by several threads
     mprotect(region_, kBytes, PROT_READ | PROT_WRITE);
     work();
     mprotect(region_, kBytes, PROT_NONE);
   }
 
+  std::mutex mutex_;
   std::unique_ptr<Backend> cpu_;
   std::byte* region_ = nullptr;
   uint64_t used_ = 0;

@@ -95,8 +95,8 @@ bar-larger-than-memory: ## A model twice as large as its memory limit, against l
 bar-verify-isa: ## Equal tokens at every budget with every instruction set
 	@bench/bars/verify_isa.sh
 
-bar-gpu: ## The CUDA backend on this machine's GPU: tests, sanitizers, speed beside bounds
-	@bench/gpu/run
+bar-gpu: ## The CUDA backend on this machine's GPU: tests, sanitizers, speed beside bounds (GPU_FLAGS=--quick)
+	@bench/gpu/run $(GPU_FLAGS)
 
 peers: release ## The bundled model under llama.cpp and expertflow, in turns
 	@bench/peers/run $(DEMO_MODEL)

@@ -47,15 +47,19 @@ __device__ inline void place(const FloatRows& rows, int r, int i, int n, const f
 // Sums over the block's threads, the same at all of them. partial: [warps, R].
 template <int R>
 __device__ void block_sums(float (&v)[R], float* partial) {
-  const int lane = int(threadIdx.x) % kLanes, warps = int(blockDim.x) / kLanes;
-  const float sum = fold(v, kLanes);
-  if (lane < R) partial[int(threadIdx.x) / kLanes * R + lane] = sum;
+  const int lane = int(threadIdx.x) % kLanes, sums = int(blockDim.x) / kLanes * R;
+  const float of_warp = fold(v, kLanes);
+  if (lane < R) partial[int(threadIdx.x) / kLanes * R + lane] = of_warp;
   __syncthreads();
+  // Lane l adds the sums of row l % R, and the lanes of a row join.
+  float sum = 0;
 #pragma unroll
-  for (int r = 0; r < R; ++r) v[r] = 0;
-  for (int w = 0; w < warps; ++w)
+  for (int i = 0; i < kMostWarps * R; i += kLanes)
+    if (i + lane < sums) sum += partial[i + lane];
 #pragma unroll
-    for (int r = 0; r < R; ++r) v[r] += partial[w * R + r];
+  for (int mask = R; mask < kLanes; mask *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+#pragma unroll
+  for (int r = 0; r < R; ++r) v[r] = __shfl_sync(0xffffffffu, sum, r);
 }
 
 // A thread's first four elements of each row: what it takes of a norm's weights before the kernel may look at its
@@ -64,6 +68,7 @@ template <int R>
 struct Fours {
   float v[R][4];
 
+  // Elements i to i + 3.
   template <class RowOf>
   __device__ void load(RowOf row_of, int rows, int i, int cols) {
 #pragma unroll
@@ -76,25 +81,26 @@ struct Fours {
 };
 
 struct NormWeights {
-  __device__ NormWeights(const Input& in, int cols) : in(in), cols(cols) { load(4 * int(threadIdx.x)); }
+  __device__ NormWeights(const Input& in, int cols) : in(in), cols(cols), share(1.f / float(cols)) {
+    load(4 * int(threadIdx.x));
+  }
   __device__ void load(int i) {
     if (in.norm_weight) load_four(in.norm_weight, i, cols, weight);
     if (in.norm_bias) load_four(in.norm_bias, i, cols, bias);
   }
   const Input& in;
   int cols;
+  float share;  // of a mean, that an element is
   float weight[4] = {}, bias[4] = {};
 };
 
-// Rows r < rows of the input, norm(row_of(r)) where a norm is asked for, and zeros up to row R. All threads of the
-// block; __syncthreads() before they are read.
+// Rows r < rows of the input, norm(row_of(r)) where a norm is asked for, and zeros up to row R. `first` has been
+// loaded from them. All threads of the block; __syncthreads() before they are read.
 template <int R, class Rows, class RowOf>
-__device__ void prepare_rows(const Rows& out, NormWeights& norm, RowOf row_of, int rows, float* partial,
-                             bool write_normed) {
+__device__ void prepare_rows(const Rows& out, NormWeights& norm, const Fours<R>& first, RowOf row_of, int rows,
+                             float* partial, bool write_normed) {
   const Input& in = norm.in;
   const int cols = norm.cols, mine = 4 * int(threadIdx.x), step = 4 * int(blockDim.x);
-  Fours<R> first;
-  first.load(row_of, rows, mine, cols);
   // f(i, values) for the thread's elements; all threads of a warp take part.
   const auto for_fours = [&](auto f) {
     f(mine, first.v);
@@ -112,7 +118,7 @@ __device__ void prepare_rows(const Rows& out, NormWeights& norm, RowOf row_of, i
         for (int r = 0; r < R; ++r) mean[r] += (v[r][0] + v[r][1]) + (v[r][2] + v[r][3]);
       });
       block_sums(mean, partial);
-      for (int r = 0; r < R; ++r) mean[r] /= float(cols);
+      for (int r = 0; r < R; ++r) mean[r] *= norm.share;
       __syncthreads();  // the sums have been read
     }
     for_fours([&](int i, const float(&v)[R][4]) {
@@ -124,7 +130,7 @@ __device__ void prepare_rows(const Rows& out, NormWeights& norm, RowOf row_of, i
         }
     });
     block_sums(scale, partial);
-    for (int r = 0; r < R; ++r) scale[r] = 1.f / sqrtf(scale[r] / float(cols) + in.eps);
+    for (int r = 0; r < R; ++r) scale[r] = rsqrtf(scale[r] * norm.share + in.eps);
   }
   for_fours([&](int i, const float(&given)[R][4]) {
     if (i != mine) norm.load(i);

@@ -51,6 +51,16 @@ __device__ inline int dot16(const uint32_t* codes, uint4 x, int sum) {
   return __dp4a(int(codes[3]), int(x.w), sum);
 }
 
+// The same with codes up to 255.
+__device__ inline int dot4_unsigned(uint32_t codes, uint32_t x, int sum) {
+#ifdef EF_CUDA_EMULATED
+  for (int i = 0; i < 4; ++i) sum += int(byte_of(codes, i)) * int8_t(byte_of(x, i));
+#else
+  asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(codes), "r"(x));
+#endif
+  return sum;
+}
+
 // A group of 32 whose first unit of activations lies at `unit`: its numbers are d * code, or d * code + m.
 template <int R>
 __device__ void add_group(const uint32_t (&codes)[8], float d, const QuantizedRows& x, int group, int unit,
@@ -227,10 +237,20 @@ struct DotQ4K {
     load_words<16>(b + 16 + 32 * p, w);
     const PairScales scales(head, p);
     const int unit = unit_at(4 * at);
+    for (int j = 0; j < 8; ++j) codes[j] = w[j] & 0x0f0f0f0fu;
+    add_group(codes, scales.d[0], scales.minus_min[0], x, 2 * at, unit, acc);
+    // High nibbles stay where they are: codes of 16 times the size.
+    const float d = scales.d[1] * 0x1p-4f;
 #pragma unroll
-    for (int g = 0; g < 2; ++g) {
-      for (int j = 0; j < 8; ++j) codes[j] = w[j] >> (4 * g) & 0x0f0f0f0fu;
-      add_group(codes, scales.d[g], scales.minus_min[g], x, 2 * at + g, unit ^ 32 * g, acc);
+    for (int r = 0; r < R; ++r) {
+      int sum = 0;
+      for (int half = 0; half < 2; ++half) {
+        const uint4 v = x.unit(r, unit ^ 32 ^ 16 * half);
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+        for (int j = 0; j < 4; ++j) sum = dot4_unsigned(w[4 * half + j] & 0xf0f0f0f0u, words[j], sum);
+      }
+      acc[r] = fmaf(float(sum), d * x.scale(r)[2 * at + 1], acc[r]);
+      acc[r] = fmaf(scales.minus_min[1], x.sum(r)[2 * at + 1], acc[r]);
     }
   }
 };

@@ -42,11 +42,12 @@ Plan plan_of(const Work& work, Fmt format, int tile_rows, int least) {
   p.segment_elements = int(std::min(work.cols, ceil_div(units, segments) * unit));
   p.segments = int(ceil_div(work.cols, p.segment_elements));
   p.segment_bytes = int(row_bytes_of(format, p.segment_elements));
-  p.row_room = round_up_to(p.segment_bytes + 15, 16) + 16;
+  p.row_room = p.segments == 1 ? p.row_bytes : round_up_to(p.segment_bytes + 15, 16) + 16;
   return p;
 }
 
-int slot_bytes_of(const Plan& p) { return int(sizeof(TileHead)) + p.tile_rows * p.row_room; }
+// With what lies before the first byte, and the word that is read behind the last.
+int slot_bytes_of(const Plan& p) { return int(sizeof(TileHead)) + round_up_to(p.tile_rows * p.row_room + 15, 16) + 16; }
 
 struct Candidate {
   Plan plan[3];

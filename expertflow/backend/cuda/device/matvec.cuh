@@ -21,7 +21,9 @@ struct Plan {
   int tile_rows = 1;
   int segments = 1;  ///< of a row; one where a tile's rows share the lanes
   int segment_elements = 0, segment_bytes = 0;
-  int row_room = 0;  ///< bytes in a slot from row to row
+  int row_room = 0;  ///< bytes in a slot from row to row; row_bytes where rows are whole
+
+  __device__ bool whole() const { return segments == 1; }
 };
 
 /// What a launch has in shared memory: matrices, then what is given here by its first byte.
@@ -40,7 +42,8 @@ struct MatrixShare {
   int first_row = 0, tiles = 0;
 };
 
-/// Begins a slot; rows of the tile follow, each from the 16-byte boundary before its first byte on.
+/// Begins a slot; the tile follows from the 16-byte boundary before its first byte on, or, where rows are not whole,
+/// each row so.
 struct alignas(16) TileHead {
   int matrix;  ///< -1: the warp has no more tiles
   int row;
@@ -120,13 +123,14 @@ struct Ring {
         head->last = walk.segment + walk.split >= plan.segments;
       }
       uint8_t* to = slot() + sizeof(TileHead);
-      if (m.w.data) {
-        for (int i = 0; i < rows; ++i) {
-          const uint8_t* from = reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(w) & ~uintptr_t(15));
-          const int units = int(w + bytes - from + 15) / 16;
-          for (int u = lane; u < units; u += kLanes) copy16_async(to + 16 * u, from + 16 * u, true);
-          w += plan.row_bytes, to += plan.row_room;
-        }
+      const int runs = !w ? 0 : plan.whole() ? 1 : rows, run_bytes = plan.whole() ? rows * plan.row_bytes : bytes;
+      for (int i = 0; i < runs; ++i) {
+        const unsigned past = unsigned(reinterpret_cast<uintptr_t>(w) & 15);
+        const uint8_t* from = w - past;
+        const int units = int(past + unsigned(run_bytes) + 15) / 16;
+#pragma unroll 4
+        for (int u = lane; u < units; u += kLanes) copy16_async(to + 16 * u, from + 16 * u, true);
+        w += plan.row_bytes, to += plan.row_room;
       }
       walk.next();
     }
@@ -183,6 +187,12 @@ __device__ float fold(const float (&v)[kCount], int lanes) {
   }
 }
 
+// Where row i of a tile begins.
+__device__ inline const uint8_t* row_in_slot(const Plan& plan, const TileHead& head, const uint8_t* rows, int i) {
+  const int past = plan.whole() ? head.misaligned : (head.misaligned + i * plan.row_bytes) & 15;
+  return rows + i * plan.row_room + past;
+}
+
 // What meets the weights. Tiles of kQ8 give each row a share of the lanes, those of kF32 give all lanes to all rows.
 template <int R>
 struct MeetQ8 {
@@ -192,9 +202,8 @@ struct MeetQ8 {
   __device__ static void add(const MatrixShare& m, const TileHead& head, const uint8_t* rows, const Rows& x, int,
                              float (&acc)[kSums]) {
     const int lanes = kLanes / m.plan.tile_rows, lane = int(threadIdx.x) % kLanes, row = lane / lanes;
-    const int misaligned = (head.misaligned + row * m.plan.row_bytes) & 15;
-    add_product<R>(m.plan.format, rows + row * m.plan.row_room + misaligned, head.first, head.elements, lane % lanes,
-                   lanes, x, acc);
+    add_product<R>(m.plan.format, row_in_slot(m.plan, head, rows, row), head.first, head.elements, lane % lanes, lanes,
+                   x, acc);
   }
   // This lane's sum, and whose it is; false: another lane has it too.
   __device__ static bool fold_sums(const MatrixShare& m, float (&acc)[kSums], float& sum, int& row, int& r) {
@@ -216,7 +225,7 @@ struct MeetF32 {
     FloatTile<kTileRows> tile;
 #pragma unroll
     for (int n = 0; n < kTileRows; ++n) {
-      tile.row[n] = rows + n * m.plan.row_room + ((head.misaligned + n * m.plan.row_bytes) & 15);
+      tile.row[n] = row_in_slot(m.plan, head, rows, n);
       const int row = head.row + min(n, head.rows - 1);
       tile.scales[n] = m.w.scales ? m.w.scales + int64_t(row / 128) * ((cols + 127) / 128) : nullptr;
     }

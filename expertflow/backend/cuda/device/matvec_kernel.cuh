@@ -20,10 +20,11 @@ struct MatvecJob {
 __device__ inline MatrixShare share_of(const Weights& w, const Plan& plan, int64_t n) {
   MatrixShare m;
   m.w = w, m.plan = plan, m.n = int(n);
-  const int64_t tiles = (n + plan.tile_rows - 1) / plan.tile_rows;
-  const int first = int(tiles * blockIdx.x / gridDim.x);
-  m.tiles = int(tiles * (blockIdx.x + 1) / gridDim.x) - first;
-  m.first_row = first * plan.tile_rows;
+  // The first blocks have one more than the others.
+  const unsigned tiles = unsigned((int(n) + plan.tile_rows - 1) / plan.tile_rows);
+  const unsigned each = tiles / gridDim.x, more = tiles % gridDim.x;
+  m.tiles = int(each + (blockIdx.x < more ? 1 : 0));
+  m.first_row = int(blockIdx.x * each + min(blockIdx.x, more)) * plan.tile_rows;
   return m;
 }
 
@@ -45,10 +46,12 @@ __device__ void matvec_block(const MatvecJob& job, uint8_t* memory, Sink sink) {
   }
 
   wait_for_earlier();
+  const auto row_of = [&](int r) { return job.in.x + r * job.in.stride; };
+  Fours<M::kRows> first;
+  first.load(row_of, job.rows, 4 * int(threadIdx.x), cols);
   const typename M::Rows x(memory + job.layout.rows_at, cols);
   float* partial = reinterpret_cast<float*>(memory + job.layout.partial_at);
-  const auto row_of = [&](int r) { return job.in.x + r * job.in.stride; };
-  prepare_rows<M::kRows>(x, norm, row_of, job.rows, partial, blockIdx.x == 0 && job.in.normed);
+  prepare_rows(x, norm, first, row_of, job.rows, partial, blockIdx.x == 0 && job.in.normed);
   __syncthreads();
   run<M>(
       ring, [&](int) { return x; }, partial,

@@ -59,12 +59,17 @@ template <template <int> class M, int R>
 __global__ void __launch_bounds__(kLanes* kRoutedWarps, R <= 2 ? 4 : 2) routed_up_kernel(const RoutedJob job) {
   EF_DYNAMIC_SHARED(uint8_t, memory);
   const RoutedParams& p = job.p;
+  // Entries that some block will need; which, the choices say.
+  if (blockIdx.y == 0) ask_for(p.table, int64_t(sizeof(ExpertEntry)) * p.experts);
   wait_for_earlier();
   let_later_start();  // not before: down reads choices when it starts
   const RoutedTile tile(job, int(blockIdx.x));
+  const int first = int(blockIdx.y) * kNeurons, cols = job.layout.cols;
+  const auto row_of = [&](int r) { return p.x + tile.assignment(r) / p.top_k * cols; };
+  Fours<R> first_four;  // comes while the choice does
+  first_four.load(row_of, tile.rows, 4 * int(threadIdx.x), cols);
   if (!tile.exists(job)) return;
   MatrixShare* matrices = reinterpret_cast<MatrixShare*>(memory);
-  const int first = int(blockIdx.y) * kNeurons, cols = job.layout.cols;
   if (threadIdx.x < 2) {
     const ExpertEntry& expert = p.table[tile.expert];
     matrices[threadIdx.x] =
@@ -79,10 +84,9 @@ __global__ void __launch_bounds__(kLanes* kRoutedWarps, R <= 2 ? 4 : 2) routed_u
   const typename M<R>::Rows x(memory + job.layout.rows_at, cols);
   float* partial = reinterpret_cast<float*>(memory + job.layout.partial_at);
   float* neurons = reinterpret_cast<float*>(memory + job.layout.extra_at);  // [R, kNeurons]
-  const auto row_of = [&](int r) { return p.x + tile.assignment(r) / p.top_k * cols; };
   const Input plain;
   NormWeights no_norm(plain, cols);
-  prepare_rows<R>(x, no_norm, row_of, tile.rows, partial, false);
+  prepare_rows(x, no_norm, first_four, row_of, tile.rows, partial, false);
   __syncthreads();
   float gate = 0;
   run<M<R>>(
@@ -119,17 +123,35 @@ __global__ void __launch_bounds__(kLanes* kRoutedWarps, R <= 2 ? 4 : 2) routed_u
   }
 }
 
-// Row r of x from the middle row `from`.
-__device__ inline void copy_middle(const QuantizedRows& x, int r, const uint8_t* from, int, int thread, int threads) {
-  for (int i = 16 * thread; i < x.stride; i += 16 * threads)
-    *reinterpret_cast<uint4*>(x.memory + r * x.stride + i) = *reinterpret_cast<const uint4*>(from + i);
-}
-__device__ inline void copy_middle(const FloatRows& x, int r, const uint8_t* from, int n, int thread, int threads) {
-  for (int i = 4 * thread; i < n; i += 4 * threads) {
-    float v[4];
-    load_four(reinterpret_cast<const float*>(from), i, n, v);
-    place(x, r, i, n, v);
+// Row r of x from the middle row `from`, by one warp; several loads are under way at once.
+constexpr int kLoads = 4;
+__device__ inline void copy_row(const QuantizedRows& x, int r, const uint8_t* from, int, int lane) {
+  constexpr int kStep = 16 * kLanes;
+  for (int first = 16 * lane; first < x.stride; first += kLoads * kStep) {
+    uint4 v[kLoads];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j)
+      if (first + j * kStep < x.stride) v[j] = *reinterpret_cast<const uint4*>(from + first + j * kStep);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j)
+      if (first + j * kStep < x.stride) *reinterpret_cast<uint4*>(x.memory + r * x.stride + first + j * kStep) = v[j];
   }
+}
+__device__ inline void copy_row(const FloatRows& x, int r, const uint8_t* from, int n, int lane) {
+  constexpr int kStep = 4 * kLanes;
+  for (int first = 4 * lane; first < n; first += kLoads * kStep) {
+    float v[kLoads][4];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) load_four(reinterpret_cast<const float*>(from), first + j * kStep, n, v[j]);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) place(x, r, first + j * kStep, n, v[j]);
+  }
+}
+// Rows r < rows from from_of(r), by the block.
+template <class Rows, class FromOf>
+__device__ void copy_rows(const Rows& x, int rows, FromOf from_of, int n) {
+  const int lane = int(threadIdx.x) % kLanes;
+  for (int r = int(threadIdx.x) / kLanes; r < rows; r += int(blockDim.x) / kLanes) copy_row(x, r, from_of(r), n, lane);
 }
 
 // Columns [columns y, columns (y + 1)) of row x: all its experts, and their sum.
@@ -145,22 +167,24 @@ __global__ void __launch_bounds__(kLanes* kRoutedWarps, 4) routed_down_kernel(co
   float* weights = products + p.top_k * job.columns;
   for (int k = int(threadIdx.x); k < p.top_k; k += threads) {
     const int id = __ldcg(p.ids + row * p.top_k + k);  // as in RoutedTile
-    weights[k] = __ldcg(p.weights + row * p.top_k + k);
-    const Weights none;
-    matrices[k] = rows_of(unsigned(id) < unsigned(p.experts) ? p.table[id].down : none, job.plan[0], p.hidden, first,
-                          job.columns);
+    const bool exists = unsigned(id) < unsigned(p.experts);
+    weights[k] = exists ? __ldcg(p.weights + row * p.top_k + k) : 0.f;
+    matrices[k] = rows_of(exists ? p.table[id].down : Weights{}, job.plan[0], p.hidden, first, job.columns);
   }
   __syncthreads();
   Ring<false> ring(job.layout, memory, matrices, p.top_k);
   ring.fill();
 
   wait_for_earlier();
+  const int column = first + int(threadIdx.x);
+  const bool sums = int(threadIdx.x) < job.columns && column < p.hidden;
+  float* const sum_at = (p.add_to ? p.add_to : p.out) + row * p.hidden + column;
+  const float before = p.add_to && sums ? *sum_at : 0.f;
   using Rows = typename M<1>::Rows;
   const Rows x(memory + job.layout.rows_at, cols);
   const int64_t stride = middle_bytes(cols, job.round_middle);
-  for (int k = 0; k < p.top_k; ++k)
-    if (matrices[k].w.data)
-      copy_middle(x, k, job.middle + (row * p.top_k + k) * stride, cols, int(threadIdx.x), threads);
+  copy_rows(
+      x, p.top_k, [&](int k) { return job.middle + (row * p.top_k + k) * stride; }, cols);
   __syncthreads();
   const auto x_of = [&](int k) {
     Rows of_rank = x;
@@ -172,16 +196,11 @@ __global__ void __launch_bounds__(kLanes* kRoutedWarps, 4) routed_down_kernel(co
     products[k * job.columns + at - first] = !w.data ? 0.f : w.bias ? sum + __ldg(w.bias + at) : sum;
   });
   __syncthreads();
-  for (int c = int(threadIdx.x); c < job.columns && first + c < p.hidden; c += threads) {
-    float sum = 0;
-    for (int k = 0; k < p.top_k; ++k)
-      if (matrices[k].w.data) sum += weights[k] * products[k * job.columns + c];
-    const int64_t at = row * p.hidden + first + c;
-    if (p.add_to)
-      p.add_to[at] += p.add_scale * sum;
-    else
-      p.out[at] = sum;
-  }
+  if (!sums) return;
+  float sum = 0;
+#pragma unroll 8
+  for (int k = 0; k < p.top_k; ++k) sum += weights[k] * products[k * job.columns + int(threadIdx.x)];
+  *sum_at = p.add_to ? before + p.add_scale * sum : sum;
 }
 
 // Columns [columns y, columns (y + 1)) of the tile x's assignments.
@@ -196,7 +215,7 @@ __global__ void __launch_bounds__(kLanes* kRoutedWarps, R <= 2 ? 4 : 2) routed_d
     return;
   }
   MatrixShare* matrices = reinterpret_cast<MatrixShare*>(memory);
-  const int first = int(blockIdx.y) * job.columns, cols = job.layout.cols, threads = int(blockDim.x);
+  const int first = int(blockIdx.y) * job.columns, cols = job.layout.cols;
   if (threadIdx.x == 0) matrices[0] = rows_of(p.table[tile.expert].down, job.plan[0], p.hidden, first, job.columns);
   __syncthreads();
   Ring<false> ring(job.layout, memory, matrices, 1);
@@ -206,8 +225,8 @@ __global__ void __launch_bounds__(kLanes* kRoutedWarps, R <= 2 ? 4 : 2) routed_d
   wait_for_earlier();
   const typename M<R>::Rows x(memory + job.layout.rows_at, cols);
   const int64_t stride = middle_bytes(cols, job.round_middle);
-  for (int r = 0; r < tile.rows; ++r)
-    copy_middle(x, r, job.middle + tile.assignment(r) * stride, cols, int(threadIdx.x), threads);
+  copy_rows(
+      x, tile.rows, [&](int r) { return job.middle + tile.assignment(r) * stride; }, cols);
   __syncthreads();
   run<M<R>>(
       ring, [&](int) { return x; }, reinterpret_cast<float*>(memory + job.layout.partial_at),

@@ -96,7 +96,7 @@ class Lister {
 RandomPlan plan_layers(const RandomOptions& o, json shape, int layers) {
   RandomPlan plan;
   plan.all_layers = shape.at("num_hidden_layers").get<int>();
-  plan.layers = layers > 0 ? layers : plan.all_layers;
+  plan.layers = layers > 0 ? std::min(layers, plan.all_layers) : plan.all_layers;
   shape["num_hidden_layers"] = plan.layers;
   const Architecture& arch = architecture_of(shape);
   Config config = arch.from_hf(shape, json::object());

@@ -23,7 +23,7 @@ struct RandomOptions {
   std::string shape;
   std::string type = "q4_k_s";  ///< as quantize's --type
   std::string output_type;      ///< as quantize's --output-type
-  int layers = 0;               ///< 0: as many as the model has
+  int layers = 0;               ///< at most; 0: as many as the model has
   uint64_t at_most = 0;         ///< bytes of tensors: fewer layers where all would take more; 0: no limit
   uint64_t seed = 1;
   int threads = 0;

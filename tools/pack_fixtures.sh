@@ -14,5 +14,5 @@ cp "$2"/golden.safetensors "$2"/report.json "$stage/demo/"
 head -c 300000 "$2"/heldout/stories.txt > "$stage/demo/stories-300k.txt"
 chmod -R u+w "$stage"
 tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode='u=rwX,go=rX' -C "$stage" -cf - . |
-  xz -9e -T1 > "$root/tests/fixtures.tar.xz"
+  xz -T1 --lzma2=preset=9e,lc=1,lp=2,pb=2 > "$root/tests/fixtures.tar.xz"
 ls -l "$root/tests/fixtures.tar.xz"

@@ -1,0 +1,71 @@
+// Is it worth having? Blocks of steps with and without are run in turns, in pairs, until the ratio of their times is
+// clear; then the better one is kept for a while, longer each time the answer is the same. What cannot be told apart
+// stays off. Pure: step times come in, on or off goes out.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ef {
+
+struct TrialOptions {
+  int settle = 4;       ///< steps before the first trial, off
+  int block = 6;        ///< steps of one side of a pair; the first is not counted
+  int least_pairs = 3;  ///< before a clear answer is believed
+  int most_pairs = 24;  ///< after which there is an answer anyhow
+  double clear = 2.5;   ///< standard errors that the mean of the log ratios is away from "as before"
+  double gain = 0.005;  ///< what on must save at least, as a share of a step
+  uint64_t hold = 256;  ///< steps until the next trial; doubled whenever it gives the same answer
+  uint64_t most_hold = 4096;
+  double drift = 0.25;  ///< a change of step time, as a share, that brings the next trial forward
+};
+
+struct TrialResult {
+  uint64_t step = 0;  ///< that it was decided after, counted from 1
+  bool on = false;
+  int pairs = 0;
+  double on_seconds = 0, off_seconds = 0;  ///< medians of the blocks' medians
+  double ratio = 1, error = 0;             ///< on / off, and one standard error of it
+  std::string reason() const;
+};
+
+class BenefitTrial {
+ public:
+  explicit BenefitTrial(const TrialOptions& options = {}) : options_(options) {}
+
+  /// Whether the next step is to be run with it.
+  bool on() const { return trying() ? side_on() : on_; }
+  bool trying() const { return phase_ == Phase::kTrial; }
+  /// A step as on() said has taken so long.
+  void add(double seconds);
+
+  uint64_t steps() const { return steps_; }
+  uint64_t trials() const { return trials_; }
+  /// The latest, oldest first.
+  const std::vector<TrialResult>& results() const { return results_; }
+
+ private:
+  enum class Phase : uint8_t { kSettle, kTrial, kHold };
+  static constexpr size_t kKept = 16;
+  // Pairs alternate which side is first, so that what drifts favours neither.
+  bool side_on() const { return (pair_ % 2 == 0) == (side_ == 0); }
+  void begin_trial();
+  void end_block();
+  void judge();
+  void decide(bool on, double mean, double error);
+  bool drifted(double seconds);
+
+  TrialOptions options_;
+  Phase phase_ = Phase::kSettle;
+  bool on_ = false;
+  uint64_t steps_ = 0, trials_ = 0;
+  int pair_ = 0, side_ = 0;
+  std::vector<double> block_;              // of the side under way
+  double first_ = 0;                       // the pair's first side
+  std::vector<double> logs_, ons_, offs_;  // of the trial's pairs
+  uint64_t held_ = 0, hold_ = 0;
+  double usual_ = 0, recent_ = 0;  // seconds of a held step: at the decision, of late
+  std::vector<TrialResult> results_;
+};
+
+}  // namespace ef

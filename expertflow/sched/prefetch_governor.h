@@ -1,0 +1,121 @@
+// What may be copied ahead of its layer, and whether anything should be. A predictor says what is likely, the governor
+// says what of it is worth the link: copies that the link's idle time holds before their layer's turn, likeliest first,
+// none at the cost of what is asked for. On and off are decided by trial (benefit_trial.h). Nothing is an answer.
+//
+// Pure: times and counts come in, decisions go out. One thread. The engine and the replay laboratory use the same
+// object:
+//   begin_step; for each MoE layer: on_event, then plan if ahead(); end_step.
+#pragma once
+#include <array>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "expertflow/base/clock.h"
+#include "expertflow/base/ids.h"
+#include "expertflow/sched/benefit_trial.h"
+
+namespace ef {
+
+enum class PrefetchMode : uint8_t { kOff, kOn, kAuto };
+/// "off", "on", "auto"; ConfigError naming the flag otherwise.
+PrefetchMode parse_prefetch_mode(const std::string& text);
+
+struct PrefetchCandidate {
+  ExpertKey key;
+  float probability = 0;  ///< that its layer's next event asks for it, as the predictor says
+  int distance = 1;       ///< MoE layers from the present one to its own, 1 at least
+  uint64_t bytes = 0;     ///< that copying it moves
+};
+
+/// The link as it is now: what its owner has counted since the beginning.
+struct LinkView {
+  double bytes_per_second = 0;     ///< of late, while busy; 0: not measured yet, nothing is copied ahead then
+  double demand_busy_seconds = 0;  ///< at least one demanded copy was queued or under way
+  uint64_t prefetch_bytes = 0;     ///< ahead copies that are queued or under way
+};
+
+struct GovernorOptions {
+  PrefetchMode mode = PrefetchMode::kAuto;
+  uint64_t pool_bytes = 0;      ///< of the fast tier
+  double pool_share = 0.25;     ///< of it, for experts that nobody has asked for yet
+  double least_expected = 0.4;  ///< share of its like that were used, below which a candidate is left alone
+  double least_kept = 0.15;     ///< below which a queued copy is taken back when its layer is predicted anew
+  double budget_share = 1.0;    ///< of the idle time that may be filled
+  int64_t most_rows = 8;        ///< rows of a step that is looked ahead in: more of them want nearly every expert
+  TrialOptions trial;
+};
+
+struct PrefetchPlan {
+  std::vector<PrefetchCandidate> issue;  ///< nearest layer first, then likeliest
+  std::vector<ExpertKey> cancel;         ///< issued before, no longer likely
+};
+
+/// What became of issued copies whose predictor said so much.
+struct PrefetchBucket {
+  double used = 0, judged = 0;  ///< fading
+};
+
+struct GovernorStats {
+  PrefetchMode mode = PrefetchMode::kAuto;
+  bool on = false, trying = false;  ///< for the next step
+  uint64_t steps_on = 0, steps_off = 0;
+  // candidates by what became of them
+  uint64_t candidates = 0, issued = 0, unlikely = 0, over_budget = 0, over_share = 0, cancelled = 0;
+  uint64_t used = 0, unused = 0;  ///< issued ones by their layer's event
+  uint64_t issued_bytes = 0, used_bytes = 0, unused_bytes = 0;
+  double idle_seconds_per_layer = 0;         ///< no demanded copy was queued or under way, moving average
+  uint64_t budget_bytes = 0;                 ///< of the last plan, for the next layer
+  std::array<PrefetchBucket, 10> buckets{};  ///< by probability, tenths
+  uint64_t trials = 0;
+  std::vector<TrialResult> decisions;  ///< the latest, oldest first
+  std::string reason() const;          ///< of the present state, in words
+};
+
+class PrefetchGovernor {
+ public:
+  explicit PrefetchGovernor(const GovernorOptions& options);
+
+  /// A step of so many rows begins.
+  void begin_step(Duration now, int64_t rows);
+  /// Whether this step is looked ahead in: if not, nothing needs to be predicted either.
+  bool ahead() const { return ahead_; }
+  void end_step(Duration now);
+
+  /// A layer's event asks for these experts (ascending), before its copies are queued. What was issued for it is
+  /// judged.
+  void on_event(LayerId layer, std::span<const ExpertId> wanted, const LinkView& link, Duration now);
+  /// Candidates are not near and not on their way. held_bytes: of the pool, by experts that nobody has asked for yet.
+  /// Layers whose experts were issued before and that appear among `predicted` are judged anew.
+  PrefetchPlan plan(std::span<const PrefetchCandidate> candidates, std::span<const ExpertKey> predicted,
+                    uint64_t held_bytes, const LinkView& link);
+  /// An issued copy that found no slot.
+  void drop(ExpertKey key);
+
+  GovernorStats stats() const;
+
+ private:
+  struct Issued {
+    float probability = 0;
+    uint64_t bytes = 0;
+  };
+  double expected(float probability) const;
+  void judge(const Issued& issued, bool used);
+  double budget_bytes(int distance, const LinkView& link) const;
+
+  GovernorOptions options_;
+  BenefitTrial& trial() { return trials_.try_emplace(rows_, options_.trial).first->second; }
+
+  std::map<int64_t, BenefitTrial> trials_;  // by rows of a step: what pays for one may not for another
+  GovernorStats stats_;
+  std::map<ExpertKey, Issued> issued_;
+  int64_t rows_ = 0;
+  bool ahead_ = false;
+  Duration step_begin_{0};
+  bool layer_known_ = false;  // an event of this step has been seen
+  Duration layer_begin_{0};
+  double layer_busy_ = 0;
+};
+
+}  // namespace ef

@@ -79,24 +79,42 @@ double PrefetchGovernor::budget_bytes(int distance, const LinkView& link) const 
   return link.bytes_per_second * idle - double(link.prefetch_bytes);
 }
 
-PrefetchPlan PrefetchGovernor::plan(std::span<const PrefetchCandidate> candidates, std::span<const ExpertKey> predicted,
-                                    uint64_t held_bytes, const LinkView& link) {
+PrefetchPlan PrefetchGovernor::plan(std::span<const PrefetchCandidate> candidates,
+                                    std::span<const std::pair<ExpertKey, float>> likely, uint64_t held_bytes,
+                                    const LinkView& link) {
   PrefetchPlan plan;
   stats_.candidates += candidates.size();
   stats_.budget_bytes = uint64_t(std::max(0., budget_bytes(1, link)));
-  // Layers that are predicted anew, without what was issued for them before.
-  const auto names = [&](const auto& matches) { return std::any_of(predicted.begin(), predicted.end(), matches); };
   for (auto it = issued_.begin(); it != issued_.end();) {
-    const ExpertKey key = it->first;
-    if (names([&](ExpertKey p) { return p.layer == key.layer; }) && !names([&](ExpertKey p) { return p == key; })) {
-      plan.cancel.push_back(key);
-      ++stats_.cancelled;
-      it = issued_.erase(it);
-    } else {
+    if (still_likely(it->first, likely)) {
       ++it;
+      continue;
     }
+    plan.cancel.push_back(it->first);
+    ++stats_.cancelled;
+    it = issued_.erase(it);
   }
+  choose(candidates, held_bytes, link, plan);
+  for (const PrefetchCandidate& candidate : plan.issue) {
+    issued_[candidate.key] = {candidate.probability, candidate.bytes};
+    ++stats_.issued;
+    stats_.issued_bytes += candidate.bytes;
+  }
+  return plan;
+}
 
+// What is said of a layer replaces what was said before; of other layers nothing new is known.
+bool PrefetchGovernor::still_likely(ExpertKey key, std::span<const std::pair<ExpertKey, float>> likely) const {
+  bool layer_named = false;
+  for (const auto& [other, probability] : likely) {
+    layer_named |= other.layer == key.layer;
+    if (other == key) return expected(probability) >= options_.least_kept;
+  }
+  return !layer_named;
+}
+
+void PrefetchGovernor::choose(std::span<const PrefetchCandidate> candidates, uint64_t held_bytes, const LinkView& link,
+                              PrefetchPlan& plan) {
   std::vector<std::pair<double, const PrefetchCandidate*>> likely;
   for (const PrefetchCandidate& candidate : candidates) {
     const double share = expected(candidate.probability);
@@ -136,12 +154,6 @@ PrefetchPlan PrefetchGovernor::plan(std::span<const PrefetchCandidate> candidate
   }
   std::stable_sort(plan.issue.begin(), plan.issue.end(),
                    [](const auto& a, const auto& b) { return a.distance < b.distance; });
-  for (const PrefetchCandidate& candidate : plan.issue) {
-    issued_[candidate.key] = {candidate.probability, candidate.bytes};
-    ++stats_.issued;
-    stats_.issued_bytes += candidate.bytes;
-  }
-  return plan;
 }
 
 void PrefetchGovernor::drop(ExpertKey key) {

@@ -10,6 +10,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "expertflow/base/clock.h"
@@ -86,9 +87,10 @@ class PrefetchGovernor {
   /// A layer's event asks for these experts (ascending), before its copies are queued. What was issued for it is
   /// judged.
   void on_event(LayerId layer, std::span<const ExpertId> wanted, const LinkView& link, Duration now);
-  /// Candidates are not near and not on their way. held_bytes: of the pool, by experts that nobody has asked for yet.
-  /// Layers whose experts were issued before and that appear among `predicted` are judged anew.
-  PrefetchPlan plan(std::span<const PrefetchCandidate> candidates, std::span<const ExpertKey> predicted,
+  /// likely: all that was predicted, near or not: what was issued before for the layers in it is judged anew.
+  /// candidates: of it, what is not near and not on its way. held_bytes: of the pool, by experts that nobody has asked
+  /// for yet.
+  PrefetchPlan plan(std::span<const PrefetchCandidate> candidates, std::span<const std::pair<ExpertKey, float>> likely,
                     uint64_t held_bytes, const LinkView& link);
   /// An issued copy that found no slot.
   void drop(ExpertKey key);
@@ -103,6 +105,9 @@ class PrefetchGovernor {
   double expected(float probability) const;
   void judge(const Issued& issued, bool used);
   double budget_bytes(int distance, const LinkView& link) const;
+  bool still_likely(ExpertKey key, std::span<const std::pair<ExpertKey, float>> likely) const;
+  void choose(std::span<const PrefetchCandidate> candidates, uint64_t held_bytes, const LinkView& link,
+              PrefetchPlan& plan);
 
   GovernorOptions options_;
   BenefitTrial& trial() { return trials_.try_emplace(rows_, options_.trial).first->second; }

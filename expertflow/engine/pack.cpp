@@ -7,11 +7,11 @@
 #include "expertflow/backend/cpu/cpu_backend.h"
 #include "expertflow/base/align.h"
 #include "expertflow/base/errors.h"
+#include "expertflow/base/output_file.h"
 #include "expertflow/engine/engine_options.h"
 #include "expertflow/engine/model_files.h"
 #include "expertflow/quant/tiles.h"
 #include "expertflow/weights/load.h"
-#include "expertflow/weights/output_file.h"
 #include "expertflow/weights/packed.h"
 #include "expertflow/weights/writers.h"
 

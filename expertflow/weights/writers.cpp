@@ -10,8 +10,8 @@
 
 #include "expertflow/base/align.h"
 #include "expertflow/base/errors.h"
+#include "expertflow/base/output_file.h"
 #include "expertflow/weights/checked.h"
-#include "expertflow/weights/output_file.h"
 
 namespace ef {
 namespace {

@@ -15,8 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // From the bottom up: a layer may include itself and what stands before it.
-constexpr std::array kLadder = {"base",     "quant",   "backend", "weights", "model",   "cache",
-                                "transfer", "predict", "sched",   "engine",  "convert", "measure"};
+constexpr std::array kLadder = {"base",     "trace",   "quant", "backend", "weights", "model",   "cache",
+                                "transfer", "predict", "sched", "replay",  "engine",  "convert", "measure"};
 
 bool starts_with(std::string_view text, std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; }
 

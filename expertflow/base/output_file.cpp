@@ -1,4 +1,4 @@
-#include "expertflow/weights/output_file.h"
+#include "expertflow/base/output_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>

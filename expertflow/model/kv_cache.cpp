@@ -83,6 +83,7 @@ KvCache::KvCache(const Config& config, Backend& backend, const KvOptions& option
   groups_ = plan_groups(config, options, layer_group_);
   for (Group& g : groups_) {
     g.table.assign(size_t(options.max_sequences) * size_t(g.max_blocks), -1);
+    g.references.assign(size_t(g.blocks), 0);
     for (int64_t b = g.blocks; b-- > 0;) g.free.push_back(int32_t(b));
     if (!backend.memory_is_host())
       g.device_table = backend.allocate(g.table.size() * sizeof(int32_t), {Region::kDynamic, "block tables"});
@@ -100,6 +101,54 @@ KvCache::KvCache(const Config& config, Backend& backend, const KvOptions& option
   sequences_.resize(size_t(options.max_sequences));
 }
 
+int32_t KvCache::Group::take() {
+  const int32_t block = free.back();
+  free.pop_back();
+  references[size_t(block)] = 1;
+  return block;
+}
+
+void KvCache::Group::drop(int32_t& block) {
+  EF_DCHECK(references[size_t(block)] > 0);
+  if (--references[size_t(block)] == 0) free.push_back(block);
+  block = -1;
+}
+
+int32_t KvCache::block(int group, SequenceId sequence, int64_t index) const {
+  const Group& g = groups_[size_t(group)];
+  return g.table[size_t(sequence) * size_t(g.max_blocks) + size_t(index)];
+}
+
+void KvCache::retain(int group, int32_t block) {
+  EF_DCHECK(references(group, block) > 0);
+  ++groups_[size_t(group)].references[size_t(block)];
+}
+
+void KvCache::release(int group, int32_t block) { groups_[size_t(group)].drop(block); }
+
+void KvCache::adopt(SequenceId sequence, std::span<const std::vector<int32_t>> blocks) {
+  Sequence& s = sequences_[size_t(sequence)];
+  EF_DCHECK(s.open && s.length == 0 && blocks.size() == groups_.size());
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    EF_DCHECK(int64_t(blocks[g].size()) <= groups_[g].max_blocks && blocks[g].size() == blocks[0].size());
+    int32_t* row = groups_[g].table.data() + size_t(sequence) * size_t(groups_[g].max_blocks);
+    for (size_t b = 0; b < blocks[g].size(); ++b) {
+      if (blocks[g][b] >= 0) retain(int(g), blocks[g][b]);
+      row[b] = blocks[g][b];
+    }
+  }
+  s.length = int64_t(blocks[0].size()) * options_.block_tokens;
+}
+
+int64_t KvCache::missing_blocks(int group, SequenceId sequence, int64_t tokens) const {
+  const Group& g = groups_[size_t(group)];
+  const Sequence& s = sequences_[size_t(sequence)];
+  const int64_t first = s.length / options_.block_tokens;
+  const int64_t last = std::min<int64_t>(divide_up(s.length + tokens, options_.block_tokens), g.max_blocks);
+  const int32_t* row = g.table.data() + size_t(sequence) * size_t(g.max_blocks);
+  return std::count(row + first, row + std::max(first, last), -1);
+}
+
 SequenceId KvCache::open(int64_t rope_length) {
   for (size_t i = 0; i < sequences_.size(); ++i) {
     if (sequences_[i].open) continue;
@@ -114,10 +163,8 @@ void KvCache::close(SequenceId sequence) {
   EF_DCHECK(s.open);
   for (Group& g : groups_) {
     int32_t* row = g.table.data() + size_t(sequence) * size_t(g.max_blocks);
-    for (int b = 0; b < g.max_blocks; ++b) {
-      if (row[b] >= 0) g.free.push_back(row[b]);
-      row[b] = -1;
-    }
+    for (int b = 0; b < g.max_blocks; ++b)
+      if (row[b] >= 0) g.drop(row[b]);
   }
   s = {};
 }
@@ -139,11 +186,8 @@ void KvCache::reserve(SequenceId sequence, int64_t tokens) {
   }
   for (Group& g : groups_) {
     int32_t* row = g.table.data() + size_t(sequence) * size_t(g.max_blocks);
-    for (int64_t b = first; b < last; ++b) {
-      if (row[b] >= 0) continue;
-      row[b] = g.free.back();
-      g.free.pop_back();
-    }
+    for (int64_t b = first; b < last; ++b)
+      if (row[b] < 0) row[b] = g.take();
   }
 }
 
@@ -151,11 +195,8 @@ void KvCache::unreserve(SequenceId sequence) {
   const int64_t used = divide_up(sequences_[size_t(sequence)].length, options_.block_tokens);
   for (Group& g : groups_) {
     int32_t* row = g.table.data() + size_t(sequence) * size_t(g.max_blocks);
-    for (int64_t b = used; b < g.max_blocks; ++b) {
-      if (row[b] < 0) continue;
-      g.free.push_back(row[b]);
-      row[b] = -1;
-    }
+    for (int64_t b = used; b < g.max_blocks; ++b)
+      if (row[b] >= 0) g.drop(row[b]);
   }
 }
 
@@ -164,14 +205,13 @@ void KvCache::advance(SequenceId sequence, int64_t tokens) {
   s.length += tokens;
   for (Group& g : groups_) {
     if (g.window == 0) continue;
-    // The next row sees positions > length - window: whole blocks before that are done with.
-    const int64_t done = std::max<int64_t>(0, s.length - g.window + 1) / options_.block_tokens;
+    // The next row sees positions > length - window; a sequence that begins with this one's full blocks sees a little
+    // more. Whole blocks before that are done with.
+    const int64_t full = s.length / options_.block_tokens * options_.block_tokens;
+    const int64_t done = std::max<int64_t>(0, full - g.window + 1) / options_.block_tokens;
     int32_t* row = g.table.data() + size_t(sequence) * size_t(g.max_blocks);
-    for (int64_t b = 0; b < done; ++b) {
-      if (row[b] < 0) continue;
-      g.free.push_back(row[b]);
-      row[b] = -1;
-    }
+    for (int64_t b = 0; b < done; ++b)
+      if (row[b] >= 0) g.drop(row[b]);
   }
 }
 

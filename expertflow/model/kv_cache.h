@@ -48,6 +48,16 @@ class KvCache {
   /// After the step: the sequence holds `tokens` more; blocks behind a window go back to the pool.
   void advance(SequenceId sequence, int64_t tokens);
 
+  /// Block `index` of a sequence's table; -1: not reached, or behind the window.
+  int32_t block(int group, SequenceId sequence, int64_t index) const;
+  /// A block's further holder: it does not go back to the pool before release(). Only full blocks may be shared.
+  void retain(int group, int32_t block);
+  void release(int group, int32_t block);
+  int references(int group, int32_t block) const { return groups_[size_t(group)].references[size_t(block)]; }
+  /// An open sequence that holds nothing yet begins with these blocks, which others hold too: [groups][count], -1 where
+  /// a window has passed. Its length becomes count * block_tokens.
+  void adopt(SequenceId sequence, std::span<const std::vector<int32_t>> blocks);
+
   KvView view(LayerId layer) const;
   int group_of(LayerId layer) const { return layer_group_[size_t(layer)]; }
   int groups() const { return int(groups_.size()); }
@@ -57,6 +67,10 @@ class KvCache {
   const int32_t* device_block_table(int group, Stream& stream);
   int max_blocks(int group) const { return groups_[size_t(group)].max_blocks; }
   int64_t free_blocks(int group) const { return int64_t(groups_[size_t(group)].free.size()); }
+  int64_t blocks(int group) const { return groups_[size_t(group)].blocks; }
+  int window(int group) const { return groups_[size_t(group)].window; }  ///< 0: full attention
+  /// Blocks that reserve() would take from the pool.
+  int64_t missing_blocks(int group, SequenceId sequence, int64_t tokens) const;
   uint64_t bytes() const { return bytes_; }
   const KvOptions& options() const { return options_; }
 
@@ -64,8 +78,11 @@ class KvCache {
   struct Group {
     int window = 0;
     int64_t blocks = 0;
-    int max_blocks = 0;          ///< columns of the table
-    std::vector<int32_t> free;   ///< block ids, taken from the back
+    int max_blocks = 0;               ///< columns of the table
+    std::vector<int32_t> free;        ///< block ids, taken from the back
+    std::vector<int32_t> references;  ///< [blocks], 0: free
+    int32_t take();
+    void drop(int32_t& block);   ///< one holder less; the entry becomes -1
     std::vector<int32_t> table;  ///< [max_sequences, max_blocks], -1: none
     Buffer device_table;         ///< empty where the backend's memory is the host's
   };

@@ -203,7 +203,8 @@ TEST_F(KvCacheTest, AStepLongerThanPlannedIsRefusedWhereWindowsCount) {
   EXPECT_NE(message.find("4"), std::string::npos) << message;
 }
 
-// Which blocks a window group may hold: those with a position that the next row still sees, or that was reserved.
+// Which blocks a window group may hold: those with a position that the next row still sees (or the first row of a
+// sequence that begins with this one's full blocks), or that was reserved.
 TEST_F(KvCacheTest, WindowKeepsExactlyWhatTheNextRowSees) {
   for (const int window : {1, 3, 4, 5, 9}) {
     KvCache kv(config_with({window, 0}), *backend, options(120));
@@ -217,7 +218,7 @@ TEST_F(KvCacheTest, WindowKeepsExactlyWhatTheNextRowSees) {
       const auto blocks = row(kv, 0, s);
       for (int64_t b = 0; b < int64_t(blocks.size()); ++b) {
         bool seen = false;  // by the row at position `length`
-        for (int64_t p = 4 * b; p < 4 * b + 4 && p < length; ++p) seen |= p > length - window;
+        for (int64_t p = 4 * b; p < 4 * b + 4 && p < length; ++p) seen |= p > length / 4 * 4 - window;
         // The block that the next row itself goes to may stay, though nothing in it is seen.
         const bool next = length % 4 != 0 && b == length / 4;
         EXPECT_EQ(blocks[size_t(b)] >= 0, seen || next)
@@ -245,6 +246,38 @@ TEST_F(KvCacheTest, WindowPoolSufficesForEveryChunking) {
           kv.advance(s, chunk);
         }
       }
+}
+
+TEST_F(KvCacheTest, SharedBlocksStayUntilTheirLastHolderIsGone) {
+  KvCache kv(config_with({0, 6}), *backend, options(40, 3, 4, 16));
+  const int64_t full = kv.free_blocks(0), window = kv.free_blocks(1);
+  const SequenceId a = kv.open(40);
+  kv.reserve(a, 10);
+  kv.advance(a, 10);
+  // Positions 0 to 7 are full blocks; the window of a row at 8 begins at 3.
+  std::vector<std::vector<int32_t>> blocks{{kv.block(0, a, 0), kv.block(0, a, 1)},
+                                           {kv.block(1, a, 0), kv.block(1, a, 1)}};
+  for (const auto& group : blocks)
+    for (const int32_t block : group) ASSERT_GE(block, 0);
+  const SequenceId b = kv.open(40);
+  kv.adopt(b, blocks);
+  EXPECT_EQ(kv.length(b), 8);
+  EXPECT_EQ(kv.block(0, b, 1), blocks[0][1]);
+  EXPECT_EQ(kv.references(0, blocks[0][1]), 2);
+  EXPECT_EQ(kv.missing_blocks(0, b, 5), 2);
+  kv.reserve(b, 5);
+  EXPECT_NE(kv.block(0, b, 2), kv.block(0, a, 2));  // what comes after is its own
+  kv.retain(0, blocks[0][0]);
+  kv.close(a);
+  EXPECT_EQ(kv.references(0, blocks[0][0]), 2);
+  EXPECT_EQ(kv.references(0, blocks[0][1]), 1);
+  kv.advance(b, 5);  // 13 tokens: the window begins at 7
+  EXPECT_EQ(kv.block(1, b, 0), -1);
+  kv.close(b);
+  EXPECT_EQ(kv.free_blocks(0), full - 1);
+  EXPECT_EQ(kv.free_blocks(1), window);
+  kv.release(0, blocks[0][0]);
+  EXPECT_EQ(kv.free_blocks(0), full);
 }
 
 // max_tokens may be split over the sequences in any way.

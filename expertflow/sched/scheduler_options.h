@@ -1,0 +1,29 @@
+// How steps are put together. Every member is a flag, an environment variable and a key of the config file (for_each).
+#pragma once
+#include "expertflow/base/options.h"
+
+namespace ef {
+
+struct SchedulerOptions {
+  int prefill_chunk = 256;
+  bool no_prefix_cache = false;
+  int token_schedule_window = 0;
+  int token_schedule_batch = 0;
+  int aging_threshold = 4;
+
+  template <class Visitor>
+  void for_each(Visitor&& visit) {
+    visit(prefill_chunk, {"--prefill-chunk",
+                          "prompt tokens of one step at most, all requests together, while others wait or decode; 0: "
+                          "as many as --ubatch-size takes"});
+    visit(no_prefix_cache, {"--no-prefix-cache", "compute every prompt from its first token"});
+    visit(token_schedule_window,
+          {"--token-schedule-window",
+           "waiting tokens among which a step chooses those whose experts are near; 0: every token goes at once"});
+    visit(token_schedule_batch,
+          {"--token-schedule-batch", "tokens that a step chooses of the window; 0: three quarters of those waiting"});
+    visit(aging_threshold, {"--aging-threshold", "steps at most by which a token is put off for others"});
+  }
+};
+
+}  // namespace ef

@@ -6,14 +6,14 @@
 #include "expertflow/base/topology.h"
 #include "expertflow/engine/cached_experts.h"
 #include "expertflow/engine/device.h"
-#include "expertflow/engine/gate_ahead.h"
+#include "expertflow/engine/predictor_forecast.h"
 #include "expertflow/engine/tune.h"
 
 namespace ef {
 
 struct Engine::Tiers {
   std::unique_ptr<Experts> all_resident;
-  std::unique_ptr<GateAhead> ahead;  // used by the tier until that is gone
+  std::unique_ptr<PredictorForecast> ahead;  // used by the tier until that is gone
   std::unique_ptr<ExpertTier> tier;
   Experts& experts() { return all_resident ? *all_resident : tier->experts(); }
 };
@@ -160,7 +160,12 @@ void Engine::wire_read_ahead() {
   const ExpertCache& cache = tiers_->tier->cache();
   if (cache.pool_bytes() >= cache.geometry().total_footprint()) return;
   const int64_t rows = std::min<int64_t>(CachedExpertsOptions{}.forecast_rows, state_->max_rows);
-  tiers_->ahead = std::make_unique<GateAhead>(*model_, *state_, *backend_, options_.read_ahead, rows);
+  auto predictor = make_predictor("gate-ahead", {*model_, *backend_, rows, options_.read_ahead});
+  // Of the less likely a third is wrong (the demo widened): they cost the disk more than they save.
+  CandidateRules rules;
+  rules.all = {.mass = 1, .least_probability = 0.5f, .most = int(rows) * ((config().router.top_k + 1) / 2)};
+  tiers_->ahead =
+      std::make_unique<PredictorForecast>(std::move(predictor), *model_, *state_, options_.read_ahead, rows, rules);
   tiers_->tier->experts().set_forecast(tiers_->ahead.get());
 }
 

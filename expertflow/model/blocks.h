@@ -9,6 +9,9 @@ void attention_block(StepContext& context, LayerId layer, const BatchView& batch
 /// Norm, dense FFN or MoE with shared experts, residual.
 void ffn_block(StepContext& context, LayerId layer, int64_t rows);
 
+/// Shows the residual stream to the observer, if it wants to see that (StepObserver::on_residual).
+void observe_residual(StepContext& context, LayerId layer, bool routed, int64_t rows);
+
 /// A layer's router over rows of normalised input: what ffn_block() does, for whoever wants to know a choice earlier.
 struct RouteRows {
   int64_t rows = 0;

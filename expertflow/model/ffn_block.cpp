@@ -64,7 +64,10 @@ void moe(StepContext& c, LayerId layer, const LayerWeights& w, int64_t rows) {
   c.backend.norm_route(c.stream, {block_norm(config, w, st, rows), w.router, w.router_bias, st.router_logits,
                                   router_args(config, w, r)});
   const RoutingView routing{rows, config.router.top_k, st.router_ids, st.router_weights};
-  if (c.observer) observe(c, layer, routing);
+  if (c.observer) {
+    observe_residual(c, layer, true, rows);
+    observe(c, layer, routing);
+  }
   if (config.shared_ffn == 0) {
     c.experts.run(layer, st.normed, routing, {st.block_out, st.x, config.residual_scale}, c.stream);
     return;
@@ -82,6 +85,18 @@ void moe(StepContext& c, LayerId layer, const LayerWeights& w, int64_t rows) {
 }
 
 }  // namespace
+
+void observe_residual(StepContext& c, LayerId layer, bool routed, int64_t rows) {
+  if (!c.observer || !c.observer->wants_residual()) return;
+  if (c.backend.memory_is_host()) {
+    c.observer->on_residual(layer, routed, rows, c.state.x);
+    return;
+  }
+  std::vector<float> x(size_t(rows) * size_t(c.model.config.hidden));
+  c.backend.copy_to_host(x.data(), c.state.x, x.size() * sizeof(float), c.stream);
+  c.stream.synchronize();
+  c.observer->on_residual(layer, routed, rows, x.data());
+}
 
 void route_rows(const Config& config, const LayerWeights& layer, Backend& backend, Stream& stream, const RouteRows& r) {
   backend.linear(stream, {layer.router, layer.router_bias, r.rows, r.normed, r.logits});

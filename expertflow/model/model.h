@@ -33,11 +33,19 @@ struct Batch {
   int64_t logit_rows() const;
 };
 
-/// Sees what a step does, layer by layer (tests, traces). Pointers are the host's: the step's own where the backend's
-/// memory is the host's, else copies.
+/// Sees what a step does, layer by layer (tests, traces, training). Pointers are the host's: the step's own where the
+/// backend's memory is the host's, else copies.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
+  /// Before the first layer: all spans have one element a row. Sequences are the numbers that the KV cache gave.
+  virtual void on_step(std::span<const TokenId> /*tokens*/, std::span<const int32_t> /*sequences*/,
+                       std::span<const int32_t> /*positions*/) {}
+  /// Whether on_residual() is to be called.
+  virtual bool wants_residual() const { return false; }
+  /// residual: [tokens, hidden], the stream before the layer's attention (routed: false; of layer 0 the embeddings) or
+  /// before its MoE block, just before on_routing() (routed: true).
+  virtual void on_residual(LayerId /*layer*/, bool /*routed*/, int64_t /*tokens*/, const float* /*residual*/) {}
   /// x: [tokens, hidden] normalised input of the MoE block; logits: [tokens, experts].
   virtual void on_routing(LayerId layer, const float* x, const float* logits, const RoutingView& routing) = 0;
 };

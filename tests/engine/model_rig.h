@@ -84,6 +84,9 @@ class ModelRig {
     return {logits.begin(), logits.end()};
   }
   int vocab() const { return model_.config.vocab; }
+  const Model& model() const { return model_; }
+  Backend& backend() { return *backend_; }
+  Stream& stream() { return *stream_; }
   StepObserver* observer = nullptr;
 
   /// Logits of every row of a prompt, in chunks.

@@ -1,0 +1,10 @@
+// The makers behind the rows of predictors.cpp.
+#pragma once
+#include "expertflow/predict/predictor.h"
+
+namespace ef {
+
+std::unique_ptr<Predictor> make_gate_ahead(const PredictorContext& context);
+std::unique_ptr<Predictor> make_gate_ahead_plain(const PredictorContext& context);
+
+}  // namespace ef

@@ -1,0 +1,37 @@
+// The one table of predictors. A new predictor is one file with a maker, declared in predictor_table.h, and one row
+// here; tests/predict/predictor_contract_test.cpp picks it up by itself.
+#include <array>
+#include <string>
+
+#include "expertflow/base/errors.h"
+#include "expertflow/predict/predictor_table.h"
+
+namespace ef {
+namespace {
+
+constexpr std::array kPredictors = {
+    PredictorInfo{"gate-ahead", "the later layer's router on the residual stream as that layer will normalise it",
+                  false, make_gate_ahead},
+    PredictorInfo{"gate-ahead-plain", "the later layer's router on this layer's own MoE input", false,
+                  make_gate_ahead_plain},
+};
+
+}  // namespace
+
+std::span<const PredictorInfo> predictors() { return kPredictors; }
+
+std::unique_ptr<Predictor> make_predictor(std::string_view name, const PredictorContext& context) {
+  std::string known;
+  for (const PredictorInfo& info : kPredictors) {
+    if (info.name == name) {
+      EF_CHECK(context.trained || !info.trained, ConfigError,
+               "predictor '{}': expected the file of a trained predictor (expertflow train-predictor), found none",
+               name);
+      return info.make(context);
+    }
+    known += (known.empty() ? "" : ", ") + std::string(info.name);
+  }
+  fail<ConfigError>("predictor '{}': unknown; known are {}", name, known);
+}
+
+}  // namespace ef

@@ -316,8 +316,9 @@ TraceReader::Block TraceReader::read_block() {
   uint64_t expected;
   std::memcpy(&expected, buffer_.data() + kBlockHead + length, kChecksum);
   const uint64_t found = XXH3_64bits(buffer_.data(), kBlockHead + length);
-  EF_CHECK(found == expected, ModelError, "{}: offset {}: checksum of a block of {} bytes: expected {:016x}, found {:016x}",
-           file, position_, length, expected, found);
+  EF_CHECK(found == expected, ModelError,
+           "{}: offset {}: checksum of a block of {} bytes: expected {:016x}, found {:016x}", file, position_, length,
+           expected, found);
   position_ += buffer_.size();
   block.payload = std::span(buffer_).subspan(kBlockHead, length);
   return block;
@@ -335,8 +336,8 @@ void TraceReader::parse_header(const Block& block) {
   EF_CHECK(flags <= 1, ModelError, "{}: offset {}: flags: expected 0 or 1, found {:#x}", file, in.offset() - 4, flags);
   header_.hidden_states = flags == 1;
   const auto layers = in.number<uint32_t>("layers");
-  EF_CHECK(uint64_t(layers) * 12 == in.left(), ModelError, "{}: offset {}: {} layers: expected {} bytes, found {}", file,
-           in.offset(), layers, uint64_t(layers) * 12, in.left());
+  EF_CHECK(uint64_t(layers) * 12 == in.left(), ModelError, "{}: offset {}: {} layers: expected {} bytes, found {}",
+           file, in.offset(), layers, uint64_t(layers) * 12, in.left());
   for (uint32_t i = 0; i < layers; ++i) {
     const int experts = in.count("experts");
     header_.layers.push_back({experts, in.number<uint64_t>("slot bytes")});

@@ -1,4 +1,5 @@
-// Traces as files: a writer that streams step by step, and a reader that believes nothing. docs/traces.md is the format.
+// Traces as files: a writer that streams step by step, and a reader that believes nothing. docs/traces.md is the
+// format.
 #pragma once
 #include <filesystem>
 #include <memory>

@@ -240,6 +240,19 @@ ExpertStats Engine::expert_stats() const {
   return stats;
 }
 
+bool Engine::expert_is_near(ExpertKey key) const {
+  return !tiers_ || !tiers_->tier || tiers_->tier->cache().page_of(key) >= 0;
+}
+
+std::vector<uint8_t> Engine::expert_states(LayerId layer) const {
+  const bool sparse = files_->config.layers[size_t(layer)].sparse;
+  std::vector<uint8_t> states(sparse ? size_t(files_->config.router.experts) : 0, uint8_t(ExpertState::kResident));
+  if (!tiers_ || !tiers_->tier) return states;
+  for (size_t e = 0; e < states.size(); ++e)
+    states[e] = uint8_t(tiers_->tier->cache().look({layer, ExpertId(e)}).state);
+  return states;
+}
+
 MemoryReport Engine::memory_report() const {
   MemoryReport report;
   for (size_t r = 0; r < report.regions.size(); ++r) report.regions[r] = regions_->report(Region(r));

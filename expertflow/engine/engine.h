@@ -75,6 +75,10 @@ class Engine {
   /// ConfigError if it cannot work; the budget before stays then.
   void set_expert_memory(const std::string& budget);
   ExpertStats expert_stats() const;
+  /// Whether using the expert now costs no copy. From any thread between changes of the budget.
+  bool expert_is_near(ExpertKey key) const;
+  /// By expert of the layer: 0 absent, 1 in flight, 2 resident; empty for dense layers. As expert_is_near().
+  std::vector<uint8_t> expert_states(LayerId layer) const;
   MemoryReport memory_report() const;
 
  private:

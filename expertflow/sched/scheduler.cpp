@@ -184,8 +184,8 @@ void Scheduler::choose_decodes(std::vector<Piece>& pieces) {
   }
 }
 
-// Equal shares of the rows that are left; what a short prompt does not need goes to the others. Alone, a prompt gets
-// all.
+// Equal shares of the rows that are left; what a short prompt does not need goes to the others. Where a step is costly
+// a prompt that is alone gets all of them; else that would only make an arrival wait.
 void Scheduler::share_prefill(std::vector<Piece>& pieces) {
   std::vector<std::pair<int64_t, Entry*>> rest;  // tokens to compute
   for (const auto& entry : running_) {
@@ -195,7 +195,7 @@ void Scheduler::share_prefill(std::vector<Piece>& pieces) {
   if (rest.empty()) return;
   std::stable_sort(rest.begin(), rest.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   int64_t rows = runner_.limits().rows - int64_t(pieces.size());
-  const bool alone = pieces.empty() && rest.size() == 1 && waiting_.empty();
+  const bool alone = runner_.limits().costly_steps && pieces.empty() && rest.size() == 1 && waiting_.empty();
   if (options_.prefill_chunk > 0 && !alone) rows = std::min<int64_t>(rows, options_.prefill_chunk);
   int64_t logit_rows = runner_.limits().logit_rows - int64_t(pieces.size());
   for (size_t i = 0; i < rest.size() && rows > 0 && logit_rows > 0; ++i) {

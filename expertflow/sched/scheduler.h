@@ -34,6 +34,8 @@ class StepRunner {
     int rows = 512, logit_rows = 1;  ///< of one step
     int most_top = 0;                ///< largest `top` that run() takes
     int64_t length = 4096;           ///< tokens of one sequence at most, and its rope length
+    /// A step costs much beside its rows (experts that are read for it), so that longer ones are worth waiting for.
+    bool costly_steps = false;
   };
   virtual ~StepRunner() = default;
   virtual KvCache& kv() = 0;
@@ -94,6 +96,7 @@ class Scheduler {
   RequestId submit(SequenceRequest request);
   /// One step of the engine, if there is anything to do.
   bool step();
+  int waiting() const { return int(waiting_.size()); }
   bool idle() const { return running_.empty() && waiting_.empty(); }
   /// Ends everything: each client's on_error is called.
   void fail_all(const std::exception_ptr& error);

@@ -64,7 +64,7 @@ TEST(Scheduler, PromptsComeInChunksWhileOthersDecode) {
   FakeRunner runner(kv_of(512, 2), limits_of(32, 2, 256));
   Scheduler scheduler(runner, options(false, 16));
   const Job first = submit(scheduler, prompt_of(5, 1), 30);
-  scheduler.step();  // alone: the whole prompt
+  scheduler.step();  // the whole prompt
   ASSERT_EQ(runner.steps.size(), 1u);
   EXPECT_EQ(runner.steps[0].size(), 1u);
   const Job second = submit(scheduler, prompt_of(40, 2), 3);
@@ -82,15 +82,19 @@ TEST(Scheduler, PromptsComeInChunksWhileOthersDecode) {
   expect_answer(second);
 }
 
-TEST(Scheduler, OneAloneTakesAsManyRowsAsTheEngineHas) {
-  FakeRunner runner(kv_of(512, 2), limits_of(32, 2, 256));
-  Scheduler scheduler(runner, options(false, 8));
-  const Job job = submit(scheduler, prompt_of(70, 1), 1);
-  run_out(scheduler);
-  expect_answer(job);
-  ASSERT_EQ(runner.steps.size(), 3u);
-  EXPECT_EQ(runner.steps[0][0].tokens, 32);
-  EXPECT_EQ(runner.steps[2][0].tokens, 6);
+TEST(Scheduler, OneAloneTakesMoreRowsWhereStepsAreCostly) {
+  for (const bool costly : {false, true}) {
+    auto limits = limits_of(32, 2, 256);
+    limits.costly_steps = costly;
+    FakeRunner runner(kv_of(512, 2), limits);
+    Scheduler scheduler(runner, options(false, 8));
+    const Job job = submit(scheduler, prompt_of(70, 1), 1);
+    run_out(scheduler);
+    expect_answer(job);
+    ASSERT_EQ(runner.steps.size(), costly ? 3u : 9u);  // 32 + 32 + 6, or eights
+    EXPECT_EQ(runner.steps[0][0].tokens, costly ? 32 : 8);
+    EXPECT_EQ(runner.steps.back()[0].tokens, 6);
+  }
 }
 
 // A prompt of many chunks and ten short ones behind it: each short one is through within two steps of its admission.

@@ -52,8 +52,12 @@ void Progress::operator()(uint64_t done, uint64_t total) {
 }
 
 std::unique_ptr<Engine> load_engine(const CommonOptions& common, const EngineOptions& options, const Log& log) {
-  auto files = open_model(common.model);
-  auto progress = std::make_shared<Progress>("loading", common.quiet);
+  return load_engine(open_model(common.model), common.quiet, options, log);
+}
+
+std::unique_ptr<Engine> load_engine(std::unique_ptr<ModelFiles> files, bool quiet, const EngineOptions& options,
+                                    const Log& log) {
+  auto progress = std::make_shared<Progress>("loading", quiet);
   auto engine = std::make_unique<Engine>(std::move(files), options, log,
                                          [progress](uint64_t done, uint64_t total) { (*progress)(done, total); });
   progress.reset();

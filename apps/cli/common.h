@@ -47,6 +47,10 @@ class Progress {
 /// Opens, plans, loads; prints the memory plan on the log.
 std::unique_ptr<Engine> load_engine(const CommonOptions& common, const EngineOptions& options, const Log& log);
 
+/// The same of files that are open already.
+std::unique_ptr<Engine> load_engine(std::unique_ptr<ModelFiles> files, bool quiet, const EngineOptions& options,
+                                    const Log& log);
+
 /// A file that a flag names; ConfigError naming the flag if it cannot be read.
 std::string read_named_file(const char* flag, const std::string& path, uint64_t max_bytes = 256u << 20);
 

@@ -1,0 +1,301 @@
+#include "apps/server/api.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "apps/server/answer.h"
+#include "apps/server/openai_request.h"
+#include "expertflow/base/io.h"
+
+namespace ef::server {
+
+constexpr const char* kVersion = "0.1.0";
+
+namespace {
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, at);) {
+    const size_t begin = part.find_first_not_of(" \t\r");
+    if (begin == std::string::npos) continue;
+    parts.push_back(part.substr(begin, part.find_last_not_of(" \t\r") - begin + 1));
+  }
+  return parts;
+}
+
+// In a time that does not tell how much of it is right.
+bool same_key(const std::string& a, const std::string& b) {
+  unsigned difference = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < a.size(); ++i) difference |= uint8_t(a[i]) ^ uint8_t(b[i % std::max<size_t>(1, b.size())]);
+  return difference == 0 && !b.empty();
+}
+
+bool is_valid_utf8(const std::string& text) {
+  Utf8Stream stream;
+  return stream.push(text) == text && !stream.pending();
+}
+
+}  // namespace
+
+struct Api::Route {
+  const char* method;
+  const char* path;
+  void (Api::*run)(const Call&);
+  bool open = false;  ///< without a key
+  bool needs_model = true;
+};
+
+// The one table of endpoints.
+const std::vector<Api::Route>& Api::routes() {
+  static const std::vector<Route> kRoutes{
+      {"GET", "/health", &Api::health, true, false},
+      {"GET", "/v1/health", &Api::health, true, false},
+      {"GET", "/version", &Api::version, true, false},
+      {"GET", "/v1/models", &Api::models},
+      {"GET", "/models", &Api::models},
+      {"POST", "/v1/chat/completions", &Api::chat},
+      {"POST", "/chat/completions", &Api::chat},
+      {"POST", "/v1/completions", &Api::completions},
+      {"POST", "/completions", &Api::completions},
+      {"POST", "/v1/embeddings", &Api::embeddings, false, false},
+      {"POST", "/embeddings", &Api::embeddings, false, false},
+      {"POST", "/tokenize", &Api::tokenize},
+      {"POST", "/detokenize", &Api::detokenize},
+      {"POST", "/apply-template", &Api::apply_template},
+      {"GET", "/props", &Api::props},
+      {"GET", "/slots", &Api::slots},
+      {"GET", "/metrics", &Api::metrics},
+  };
+  return kRoutes;
+}
+
+Api::Api(const ServerOptions& options, const Log& log) : options_(options), log_(log) {
+  for (const std::string& list : options.api_key)
+    for (std::string& key : split(list, ',')) keys_.push_back(std::move(key));
+  if (!options.api_key_file.empty()) {
+    constexpr uint64_t kMostBytes = 1 << 20;
+    try {
+      for (std::string& key : split(read_text_file(options.api_key_file, kMostBytes), '\n'))
+        keys_.push_back(std::move(key));
+    } catch (const ModelError& error) {
+      fail<ConfigError>("--api-key-file: {}", error.what());
+    }
+    EF_CHECK(!keys_.empty(), ConfigError, "--api-key-file: {}: expected a key a line, found none",
+             options.api_key_file);
+  }
+  origins_ = split(options.cors_origins, ',');
+}
+
+void Api::set_model(std::shared_ptr<ServedModel> model) { std::atomic_store(&model_, std::move(model)); }
+void Api::drop_model() {
+  const auto model = std::atomic_exchange(&model_, std::shared_ptr<ServedModel>());
+  if (model) model->loop->stop();
+}
+
+HttpHeaders Api::cors(const HttpRequest& request) const {
+  const std::string origin = request.header("origin");
+  const bool any = std::find(origins_.begin(), origins_.end(), "*") != origins_.end();
+  if (origin.empty() || (!any && std::find(origins_.begin(), origins_.end(), origin) == origins_.end())) return {};
+  return {{"Access-Control-Allow-Origin", any ? "*" : origin}, {"Vary", "Origin"}};
+}
+
+void Api::check_key(const HttpRequest& request) const {
+  if (keys_.empty()) return;
+  std::string key = request.header("x-api-key");
+  const std::string bearer = request.header("authorization");
+  constexpr std::string_view kBearer = "Bearer ";
+  if (bearer.starts_with(kBearer)) key = bearer.substr(kBearer.size());
+  const bool known = std::any_of(keys_.begin(), keys_.end(), [&](const std::string& k) { return same_key(key, k); });
+  if (!known) throw ApiError(401, "authentication_error", "Invalid API Key", "", "invalid_api_key");
+}
+
+void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& reply) {
+  HttpHeaders headers = cors(request);
+  try {
+    if (request.method == "OPTIONS") {
+      if (!headers.empty()) {
+        headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+        headers.emplace_back("Access-Control-Allow-Headers", "Authorization, Content-Type, X-Api-Key, traceparent");
+        headers.emplace_back("Access-Control-Max-Age", "86400");
+      }
+      return reply->send(204, "", "", headers);
+    }
+    const Route* found = nullptr;
+    std::string allowed;
+    for (const Route& route : routes()) {
+      if (request.path != route.path) continue;
+      allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
+      if (request.method == route.method || (request.method == "HEAD" && std::string_view(route.method) == "GET"))
+        found = &route;
+    }
+    if (!found || !found->open) check_key(request);
+    if (!found) {
+      if (allowed.empty()) throw ApiError(404, "not_found_error", fmt::format("there is no {} here", request.path));
+      headers.emplace_back("Allow", allowed);
+      throw ApiError(405, "invalid_request_error",
+                     fmt::format("{}: expected {}, found {}", request.path, allowed, request.method));
+    }
+    std::shared_ptr<ServedModel> model = std::atomic_load(&model_);
+    if (found->needs_model) {
+      if (draining_) throw ApiError(503, "unavailable_error", "the server is shutting down");
+      if (!model) throw ApiError(503, "unavailable_error", "Loading model");
+    }
+    (this->*found->run)({request, reply, std::move(model), headers});
+  } catch (const std::exception& error) {
+    const ApiError api = to_api_error(error);
+    if (api.status >= 500) log_.warn("{} {}: {}", request.method, request.path, error.what());
+    reply->send(api.status, "application/json", error_json(api), headers);
+  }
+}
+
+void Api::health(const Call& call) {
+  if (draining_) throw ApiError(503, "unavailable_error", "the server is shutting down");
+  if (!call.model) throw ApiError(503, "unavailable_error", "Loading model");
+  call.json({{"status", "ok"}});
+}
+
+void Api::version(const Call& call) { call.json({{"version", kVersion}}); }
+
+void Api::models(const Call& call) {
+  const Config& c = call.model->engine->config();
+  const Json meta{{"n_vocab", c.vocab},
+                  {"n_ctx_train", c.context_length},
+                  {"n_embd", c.hidden},
+                  {"architecture", c.arch},
+                  {"n_layer", c.layers.size()},
+                  {"n_expert", c.router.experts},
+                  {"n_expert_used", c.router.top_k}};
+  call.json({{"object", "list"},
+             {"data", Json::array({{{"id", call.model->name},
+                                    {"object", "model"},
+                                    {"created", call.model->created},
+                                    {"owned_by", "expertflow"},
+                                    {"max_model_len", call.model->loop->context_length()},
+                                    {"meta", meta}}})}});
+}
+
+void Api::chat(const Call& call) {
+  OpenAiRequest request = read_chat_request(parse_body(call.request.body), *call.model);
+  answer_openai(std::move(request), call.model, call.reply, call.headers, options_.ping_interval);
+}
+
+void Api::completions(const Call& call) {
+  OpenAiRequest request = read_completion_request(parse_body(call.request.body), *call.model);
+  answer_openai(std::move(request), call.model, call.reply, call.headers, options_.ping_interval);
+}
+
+// 400 and not 501: clients try 5xx again.
+void Api::embeddings(const Call&) {
+  throw ApiError(400, "invalid_request_error",
+                 "embeddings are not supported: the models served here generate text; use /v1/chat/completions or "
+                 "/v1/completions",
+                 "model", "unsupported_endpoint");
+}
+
+void Api::tokenize(const Call& call) {
+  const Json body = parse_body(call.request.body);
+  const auto content = body.find("content");
+  if (content == body.end() || !content->is_string()) refuse("content", "content: expected a string");
+  const auto flag = [&](const char* name, bool otherwise) {
+    const auto it = body.find(name);
+    if (it == body.end() || it->is_null()) return otherwise;
+    if (!it->is_boolean()) refuse(name, "{}: expected true or false, found {}", name, dump(*it));
+    return it->get<bool>();
+  };
+  const Tokenizer& tokenizer = call.model->need_tokenizer();
+  const auto ids =
+      tokenizer.encode(content->get<std::string>(), {flag("add_special", false), flag("parse_special", true)});
+  Json tokens = Json::array();
+  const bool pieces = flag("with_pieces", false);
+  for (const TokenId id : ids) {
+    if (!pieces) {
+      tokens.push_back(id);
+      continue;
+    }
+    const std::string bytes = tokenizer.token_to_bytes(id);
+    Json piece = bytes;
+    if (!is_valid_utf8(bytes)) {
+      piece = Json::array();
+      for (const char c : bytes) piece.push_back(int(uint8_t(c)));
+    }
+    tokens.push_back({{"id", id}, {"piece", piece}});
+  }
+  call.json({{"tokens", tokens}});
+}
+
+void Api::detokenize(const Call& call) {
+  const Json body = parse_body(call.request.body);
+  const auto tokens = body.find("tokens");
+  if (tokens == body.end() || !tokens->is_array()) refuse("tokens", "tokens: expected a list of token ids");
+  std::vector<TokenId> ids;
+  for (const Json& id : *tokens) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= call.model->engine->config().vocab)
+      refuse("tokens", "tokens: expected token ids of 0 to {}, found {}", call.model->engine->config().vocab - 1,
+             dump(id));
+    ids.push_back(id.get<TokenId>());
+  }
+  call.json({{"content", call.model->need_tokenizer().decode(ids, false)}});
+}
+
+void Api::apply_template(const Call& call) {
+  call.json({{"prompt", render_chat(parse_body(call.request.body), *call.model)}});
+}
+
+void Api::props(const Call& call) {
+  const ServedModel& m = *call.model;
+  const SamplerConfig& s = m.sampling;
+  const Json params{{"temperature", s.temperature},
+                    {"top_k", s.top_k},
+                    {"top_p", s.top_p},
+                    {"min_p", s.min_p},
+                    {"repeat_penalty", s.repetition_penalty},
+                    {"presence_penalty", s.presence_penalty},
+                    {"frequency_penalty", s.frequency_penalty},
+                    {"repeat_last_n", s.penalty_window},
+                    {"n_predict", m.predict}};
+  std::string source;
+  if (m.chat_template || !m.templates.empty()) source = m.template_for(false).source();
+  call.json({{"default_generation_settings", {{"n_ctx", m.loop->context_length()}, {"params", params}}},
+             {"total_slots", m.engine->options().parallel},
+             {"model_alias", m.name},
+             {"model_path", m.path},
+             {"modalities", {{"vision", false}, {"audio", false}}},
+             {"chat_template", source},
+             {"bos_token", m.special_tokens.contains("bos_token") ? m.special_tokens.at("bos_token") : ""},
+             {"eos_token", m.special_tokens.contains("eos_token") ? m.special_tokens.at("eos_token") : ""},
+             {"build_info", std::string("expertflow ") + kVersion}});
+}
+
+void Api::slots(const Call& call) {
+  const EngineLoop::Snapshot snapshot = call.model->loop->snapshot();
+  Json list = Json::array();
+  bool some_free = false;
+  for (size_t i = 0; i < snapshot.slots.size(); ++i) {
+    const Scheduler::Slot& slot = snapshot.slots[i];
+    some_free |= slot.request == 0;
+    list.push_back({{"id", i},
+                    {"id_task", slot.request ? Json(slot.request) : Json(-1)},
+                    {"n_ctx", call.model->loop->context_length()},
+                    {"is_processing", slot.request != 0},
+                    {"state", slot.request == 0 ? "idle"
+                              : slot.prefilling ? "prefill"
+                                                : "decode"},
+                    {"n_prompt_tokens", slot.prompt_tokens},
+                    {"n_past", slot.held_tokens}});
+  }
+  if (!some_free && call.request.query.find("fail_on_no_slot=1") != std::string::npos)
+    throw ApiError(503, "unavailable_error", "no slot available");
+  call.json(list);
+}
+
+void Api::metrics(const Call& call) {
+  Exposition out("model_name=\"" + escape_label(call.model->name) + "\",engine=\"0\"");
+  call.model->metrics.write(out);
+  const EngineLoop::Snapshot snapshot = call.model->loop->snapshot();
+  out.gauge("expertflow:slots", "Requests that can be computed at once.", double(snapshot.slots.size()));
+  write_engine_metrics(out, snapshot);
+  call.reply->send(200, "text/plain; version=0.0.4; charset=utf-8", out.text(), call.headers);
+}
+
+}  // namespace ef::server

@@ -1,0 +1,65 @@
+// The server's endpoints over a model that may still be loading.
+#pragma once
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/server/http_server.h"
+#include "apps/server/served_model.h"
+#include "apps/server/server_options.h"
+
+namespace ef::server {
+
+class Api {
+ public:
+  /// ConfigError where a key file cannot be read.
+  Api(const ServerOptions& options, const Log& log);
+
+  /// Requests are answered with 503 before this.
+  void set_model(std::shared_ptr<ServedModel> model);
+  /// From now on new requests are answered with 503; those under way go on.
+  void begin_shutdown() { draining_ = true; }
+  /// Gives the model up: what is under way fails.
+  void drop_model();
+
+  void handle(HttpRequest request, const std::shared_ptr<HttpReply>& reply);
+
+ private:
+  struct Route;
+  static const std::vector<Route>& routes();
+  struct Call {
+    const HttpRequest& request;
+    std::shared_ptr<HttpReply> reply;
+    std::shared_ptr<ServedModel> model;  ///< null where a route needs none
+    HttpHeaders headers;
+    void json(const Json& body, int status = 200) const {
+      reply->send(status, "application/json", dump(body), headers);
+    }
+  };
+  void check_key(const HttpRequest& request) const;
+  HttpHeaders cors(const HttpRequest& request) const;
+
+  void health(const Call& call);
+  void models(const Call& call);
+  void chat(const Call& call);
+  void completions(const Call& call);
+  void embeddings(const Call& call);
+  void tokenize(const Call& call);
+  void detokenize(const Call& call);
+  void apply_template(const Call& call);
+  void props(const Call& call);
+  void slots(const Call& call);
+  void metrics(const Call& call);
+  void version(const Call& call);
+
+  ServerOptions options_;
+  const Log& log_;
+  std::vector<std::string> keys_;
+  std::vector<std::string> origins_;
+  std::shared_ptr<ServedModel> model_;  ///< atomically
+  std::atomic<bool> draining_{false};
+};
+
+}  // namespace ef::server

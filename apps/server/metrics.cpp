@@ -1,0 +1,184 @@
+#include "apps/server/metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace ef::server {
+
+namespace {
+
+// vLLM's bounds, with finer ones in front: small models on a CPU decode in less than its first.
+std::vector<double> first_token_bounds() {
+  return {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560};
+}
+std::vector<double> token_bounds() {
+  return {.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80};
+}
+std::vector<double> request_bounds() {
+  return {.05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+}
+std::vector<double> size_bounds() {
+  return {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000};
+}
+
+std::string number(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
+  return fmt::format("{}", value);
+}
+
+}  // namespace
+
+void Histogram::observe(double value) {
+  ++counts_[size_t(std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin())];
+  ++count_;
+  sum_ += value;
+}
+
+std::string escape_label(std::string_view value) {
+  std::string out;
+  for (const char c : value) {
+    if (c == '\\' || c == '"') out += '\\';
+    if (c == '\n')
+      out += "\\n";
+    else
+      out += c;
+  }
+  return out;
+}
+
+void Exposition::head(std::string_view name, std::string_view help, const char* type) {
+  if (last_ == name) return;
+  last_ = name;
+  text_ += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
+}
+
+void Exposition::sample(std::string_view name, double value, std::string_view labels) {
+  std::string all = labels_;
+  if (!labels.empty()) all += (all.empty() ? "" : ",") + std::string(labels);
+  text_ += fmt::format("{}{{{}}} {}\n", name, all, number(value));
+}
+
+void Exposition::counter(std::string_view name, std::string_view help, double value, std::string_view labels) {
+  head(name, help, "counter");
+  sample(name, value, labels);
+}
+void Exposition::gauge(std::string_view name, std::string_view help, double value, std::string_view labels) {
+  head(name, help, "gauge");
+  sample(name, value, labels);
+}
+
+void Exposition::histogram(std::string_view name, std::string_view help, const Histogram& h) {
+  head(name, help, "histogram");
+  uint64_t below = 0;
+  const std::string bucket = std::string(name) + "_bucket";
+  for (size_t i = 0; i < h.bounds().size(); ++i) {
+    below += h.counts()[i];
+    sample(bucket, double(below), fmt::format("le=\"{}\"", number(h.bounds()[i])));
+  }
+  sample(bucket, double(h.count()), "le=\"+Inf\"");
+  sample(std::string(name) + "_sum", h.sum(), "");
+  sample(std::string(name) + "_count", double(h.count()), "");
+}
+
+RequestMetrics::RequestMetrics()
+    : ttft_(first_token_bounds()),
+      itl_(token_bounds()),
+      e2e_(request_bounds()),
+      queue_(request_bounds()),
+      prefill_(request_bounds()),
+      decode_(request_bounds()),
+      inference_(request_bounds()),
+      per_token_(token_bounds()),
+      prompt_tokens_(size_bounds()),
+      generated_tokens_(size_bounds()) {}
+
+void RequestMetrics::on_token(Duration since) {
+  const std::lock_guard lock(mutex_);
+  itl_.observe(seconds(since));
+}
+
+void RequestMetrics::on_end(const CompletionTimes& t, const char* finish) {
+  const std::lock_guard lock(mutex_);
+  ++finished_[finish];
+  const bool started = t.started.count() > 0, answered = t.first_token.count() > 0;
+  prompt_tokens_.observe(double(t.prompt_tokens));
+  generated_tokens_.observe(double(t.generated_tokens));
+  e2e_.observe(seconds(t.ended - t.submitted));
+  queue_.observe(seconds((started ? t.started : t.ended) - t.submitted));
+  if (started) prompt_total_ += uint64_t(t.prompt_tokens), cached_total_ += uint64_t(t.cached_tokens);
+  if (started) inference_.observe(seconds(t.ended - t.started));
+  generated_total_ += uint64_t(t.generated_tokens);
+  if (!answered) return;
+  ttft_.observe(seconds(t.first_token - t.submitted));
+  prefill_.observe(seconds(t.first_token - t.started));
+  decode_.observe(seconds(t.ended - t.first_token));
+  prompt_seconds_ += seconds(t.first_token - t.started);
+  decode_seconds_ += seconds(t.ended - t.first_token);
+  if (t.generated_tokens > 1) per_token_.observe(seconds(t.ended - t.first_token) / double(t.generated_tokens - 1));
+}
+
+void RequestMetrics::write(Exposition& out) const {
+  const std::lock_guard lock(mutex_);
+  out.counter("vllm:prompt_tokens_total", "Prompt tokens of requests that began.", double(prompt_total_));
+  out.counter("vllm:generation_tokens_total", "Generated tokens.", double(generated_total_));
+  for (const auto& [reason, count] : finished_)
+    out.counter("vllm:request_success_total", "Requests that ended, by reason.", double(count),
+                "finished_reason=\"" + reason + "\"");
+  out.histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", ttft_);
+  out.histogram("vllm:inter_token_latency_seconds", "Between two tokens of an answer.", itl_);
+  out.histogram("vllm:request_time_per_output_token_seconds", "Mean time between the tokens of an answer.", per_token_);
+  out.histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", e2e_);
+  out.histogram("vllm:request_queue_time_seconds", "From arrival to the first step.", queue_);
+  out.histogram("vllm:request_prefill_time_seconds", "From the first step to the first token.", prefill_);
+  out.histogram("vllm:request_decode_time_seconds", "From the first token to the end.", decode_);
+  out.histogram("vllm:request_inference_time_seconds", "From the first step to the end.", inference_);
+  out.histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", prompt_tokens_);
+  out.histogram("vllm:request_generation_tokens", "Tokens of an answer.", generated_tokens_);
+  out.counter("expertflow:prompt_tokens_cached_total", "Prompt tokens that the prefix cache held.",
+              double(cached_total_));
+  out.counter("expertflow:prompt_seconds_total", "Time from first step to first token, all requests.", prompt_seconds_);
+  out.counter("expertflow:generation_seconds_total", "Time from first token to the end, all requests.",
+              decode_seconds_);
+}
+
+void write_engine_metrics(Exposition& out, const EngineLoop::Snapshot& snapshot) {
+  const SchedulerStats& s = snapshot.scheduler;
+  out.gauge("vllm:num_requests_running", "Requests that are being computed.", s.running);
+  out.gauge("vllm:num_requests_waiting", "Requests that wait for a slot or for room in the KV cache.", s.waiting);
+  out.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.", s.kv_used);
+  out.counter("vllm:num_preemptions_total", "Requests that gave up their KV cache to be computed again.",
+              double(s.preemptions));
+  out.counter("vllm:prefix_cache_queries_total", "Prompt tokens that were looked up in the prefix cache.",
+              double(s.prefix.queried_tokens));
+  out.counter("vllm:prefix_cache_hits_total", "Of them, those that were there.", double(s.prefix.hit_tokens));
+  out.counter("expertflow:steps_total", "Forward calls.", double(s.steps));
+  out.counter("expertflow:step_seconds_total", "Time in them.", snapshot.step_seconds);
+  out.counter("expertflow:failed_steps_total", "Of them, those that failed and were tried again one by one.",
+              double(s.failed_steps));
+  out.counter("expertflow:prefill_tokens_total", "Prompt tokens computed, recomputed ones included.",
+              double(s.prefill_tokens));
+  out.counter("expertflow:decode_tokens_total", "Tokens computed one by one.", double(s.decode_tokens));
+  out.counter("expertflow:deferred_tokens_total", "Tokens put off for others whose experts were near, a count a step.",
+              double(s.deferred_tokens));
+  out.gauge("expertflow:token_defer_rate", "Deferred tokens of those that could have gone.",
+            s.ready_tokens ? double(s.deferred_tokens) / double(s.ready_tokens) : 0.0);
+  out.gauge("expertflow:prefix_cache_blocks", "KV blocks kept for prompts to come.", double(s.prefix.blocks));
+  const ExpertStats& e = snapshot.experts;
+  out.counter("expertflow:expert_hits_total", "Distinct experts that layers asked for and that were resident.",
+              double(e.hits));
+  out.counter("expertflow:expert_misses_total", "... that were not.", double(e.misses));
+  out.gauge("expertflow:expert_hit_rate", "Hits of both.", e.hit_rate());
+  out.counter("expertflow:expert_evictions_total", "Experts that had to leave the fast tier.", double(e.evictions));
+  out.counter("expertflow:expert_waves_total", "Rounds of slots beyond the first that layers needed.", double(e.waves));
+  out.counter("expertflow:expert_bytes_read_total", "Read to fill slots.", double(e.bytes_read));
+  out.counter("expertflow:expert_read_seconds_total", "Time in which a read was under way.", e.read_seconds);
+  out.counter("expertflow:expert_stall_seconds_total", "Time in which compute waited for experts.", e.stall_seconds);
+  out.counter("expertflow:read_ahead_total", "Experts read before a layer asked.", double(e.ahead));
+  out.counter("expertflow:read_ahead_used_total", "Of them, asked for.", double(e.ahead_used));
+  out.counter("expertflow:read_ahead_wasted_total", "Of them, not asked for.", double(e.ahead_wasted));
+}
+
+}  // namespace ef::server

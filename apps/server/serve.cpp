@@ -1,0 +1,120 @@
+#include "apps/server/serve.h"
+
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <exception>
+#include <thread>
+
+#include "apps/server/api.h"
+
+namespace ef::server {
+
+namespace {
+
+// SIGTERM and SIGINT as something to wait for. Blocked in this thread and in those that it starts.
+class Signals {
+ public:
+  Signals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set_, &before_);
+    fd_ = signalfd(-1, &set_, SFD_CLOEXEC);
+    EF_CHECK(fd_ >= 0, DeviceError, "signals cannot be waited for");
+  }
+  ~Signals() {
+    ::close(fd_);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  /// Whether one came within so many milliseconds; -1: waits for it.
+  bool wait(int milliseconds) const {
+    pollfd p{fd_, POLLIN, 0};
+    if (poll(&p, 1, milliseconds) <= 0) return false;
+    signalfd_siginfo info;
+    return ::read(fd_, &info, sizeof info) == sizeof info;
+  }
+
+ private:
+  sigset_t set_{}, before_{};
+  int fd_ = -1;
+};
+
+HttpOptions http_options(const ServerOptions& o) {
+  const auto check = [](bool fine, const char* flag, const char* expected, auto found) {
+    EF_CHECK(fine, ConfigError, "{}: expected {}, found {}", flag, expected, found);
+  };
+  check(o.port >= 0 && o.port <= 65535, "--port", "0 to 65535", o.port);
+  check(o.http_threads >= 1 && o.http_threads <= 256, "--threads-http", "1 to 256", o.http_threads);
+  check(o.max_body_mib >= 1 && o.max_body_mib <= 1024, "--max-body", "1 to 1024", o.max_body_mib);
+  check(o.timeout > 0 && o.timeout <= 86400, "--timeout", "above 0, at most 86400", o.timeout);
+  check(o.drain_timeout >= 0 && o.drain_timeout <= 86400, "--drain-timeout", "0 to 86400", o.drain_timeout);
+  check(o.ping_interval >= 0 && o.ping_interval <= 86400, "--sse-ping-interval", "0 to 86400", o.ping_interval);
+  check(o.predict >= -1, "--predict", "-1 or more", o.predict);
+  HttpOptions h;
+  h.host = o.host;
+  h.port = o.port;
+  h.threads = o.http_threads;
+  h.max_body_bytes = uint64_t(o.max_body_mib) << 20;
+  h.read_seconds = h.write_seconds = h.idle_seconds = o.timeout;
+  h.drain_seconds = o.drain_timeout;
+  return h;
+}
+
+}  // namespace
+
+int serve(const ModelSources& sources, const ServerOptions& options, const Log& log, const EngineMaker& make_engine) {
+  const HttpOptions http = http_options(options);
+  Api api(options, log);
+  const Signals signals;
+  HttpServer server(
+      http, [&](HttpRequest request, std::shared_ptr<HttpReply> reply) { api.handle(std::move(request), reply); },
+      [](int status, const std::string& message) {
+        return error_json(ApiError(status, "invalid_request_error", message));
+      },
+      log);
+  log.info("listening on http://{}:{}, loading the model", options.host, server.port());
+  std::exception_ptr failure;
+  std::atomic<bool> loaded{false};
+  // Requests are answered (with 503) meanwhile, and a signal ends it.
+  std::thread loader([&] {
+    try {
+      api.set_model(load_served_model(sources, options, log, make_engine));
+      log.info("ready: http://{}:{}", options.host, server.port());
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    loaded = true;
+  });
+  constexpr int kLook = 50;
+  bool asked = false;
+  while (!loaded) asked |= signals.wait(kLook);
+  loader.join();
+  if (failure) std::rethrow_exception(failure);
+  if (!asked) signals.wait(-1);
+  log.info("shutting down: answers under way have {} s", options.drain_timeout);
+  api.begin_shutdown();
+  std::atomic<bool> drained{false};
+  bool all = false;
+  std::thread drain([&] {
+    all = server.drain();
+    drained = true;
+  });
+  while (!drained)
+    if (signals.wait(kLook)) {
+      constexpr int kInterruptedExit = 130;
+      _exit(kInterruptedExit);
+    }
+  drain.join();
+  if (!all) log.warn("answers were cut off");
+  api.drop_model();
+  return 0;
+}
+
+}  // namespace ef::server

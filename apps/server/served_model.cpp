@@ -1,0 +1,102 @@
+#include "apps/server/served_model.h"
+
+#include <ctime>
+#include <filesystem>
+
+#include "expertflow/base/io.h"
+#include "expertflow/engine/memory_plan.h"
+#include "expertflow/engine/text_model.h"
+
+namespace ef::server {
+
+const Tokenizer& ServedModel::need_tokenizer() const {
+  if (!tokenizer) refuse("prompt", "the model brings no tokenizer; give the prompt as a list of token ids");
+  return *tokenizer;
+}
+
+const ChatTemplate& ServedModel::template_for(bool tools) const {
+  if (chat_template) return *chat_template;
+  if (templates.empty())
+    refuse("messages",
+           "the model brings no chat template; start the server with --chat-template-file, or use "
+           "/v1/completions");
+  return templates.select(tools);
+}
+
+namespace {
+
+std::string name_of(const std::string& path) {
+  const std::filesystem::path p(path);
+  const auto last = p.has_filename() ? p.filename() : p.parent_path().filename();
+  return last.empty() ? path : last.string();
+}
+
+// All requests together may hold as many tokens as each of them would alone, if that fits the cap.
+EngineOptions for_serving(EngineOptions o, const ModelFiles& files) {
+  if (o.ctx_size >= 0 || o.parallel == 1) return o;
+  constexpr int64_t kDefaultContext = 4096;
+  const int64_t each = std::min<int64_t>(kDefaultContext, files.config.context_length);
+  for (int sequences = o.parallel; sequences >= 1; sequences = sequences > 1 ? (sequences + 1) / 2 : 0) {
+    o.ctx_size = each * sequences;
+    if (sequences == 1) break;
+    try {
+      (void)plan_engine(files, o);
+      break;
+    } catch (const ConfigError&) {
+    }
+  }
+  return o;
+}
+
+}  // namespace
+
+std::shared_ptr<ServedModel> load_served_model(
+    const ModelSources& sources, const ServerOptions& options, const Log& log,
+    const std::function<std::unique_ptr<Engine>(std::unique_ptr<ModelFiles>, const EngineOptions&)>& make_engine) {
+  auto model = std::make_shared<ServedModel>();
+  auto files = open_model(sources.model);
+  model->path = sources.model;
+  model->name = options.alias.empty() ? name_of(sources.model) : options.alias;
+  model->created = int64_t(std::time(nullptr));
+  model->sampling = sources.sampling;
+  model->predict = options.predict;
+  const bool gguf = files->checkpoint.kind == Checkpoint::Kind::kGguf;
+  EF_CHECK(options.tokenizer_pre.empty() || gguf, ConfigError, "--tokenizer-pre: has an effect only on GGUF files");
+  model->tokenizer = load_tokenizer(files->checkpoint, options.tokenizer_pre);
+  if (model->tokenizer) {
+    model->tokenizer = model->tokenizer->with_eog(files->config.eos);
+    model->special_tokens = special_token_texts(*model->tokenizer);
+  } else {
+    log.warn("{}: the model brings no tokenizer: prompts must be lists of token ids", sources.model);
+  }
+  model->templates = load_chat_templates(files->checkpoint);
+  EF_CHECK(options.chat_template.empty() || options.chat_template_file.empty(), ConfigError,
+           "--chat-template and --chat-template-file: expected one of them");
+  if (!options.chat_template.empty()) model->chat_template.emplace(options.chat_template);
+  if (!options.chat_template_file.empty()) {
+    constexpr uint64_t kMostBytes = 16 << 20;
+    try {
+      model->chat_template.emplace(read_text_file(options.chat_template_file, kMostBytes));
+    } catch (const ModelError& error) {
+      fail<ConfigError>("--chat-template-file: {}", error.what());
+    }
+  }
+  if (model->chat_template)
+    EF_CHECK(model->chat_template->error().empty(), ConfigError, "chat template: {}", model->chat_template->error());
+  if (!options.chat_template_kwargs.empty()) {
+    model->template_kwargs = Json::parse(options.chat_template_kwargs, nullptr, false);
+    EF_CHECK(model->template_kwargs.is_object(), ConfigError,
+             "--chat-template-kwargs: expected a JSON object, found \"{}\"", options.chat_template_kwargs);
+  }
+  const EngineOptions engine = for_serving(sources.engine, *files);
+  model->engine = make_engine(std::move(files), engine);
+  LoopOptions loop;
+  loop.scheduler = sources.scheduler;
+  loop.max_queue = options.max_queue;
+  loop.before_step = sources.before_step;
+  model->loop = std::make_unique<EngineLoop>(*model->engine, model->tokenizer ? &*model->tokenizer : nullptr, loop, log,
+                                             &model->metrics);
+  return model;
+}
+
+}  // namespace ef::server

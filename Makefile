@@ -17,7 +17,7 @@ SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 .DEFAULT_GOAL := release
 .PHONY: help bootstrap release demo test unit debug tsan sanitizers format format-check lint clean \
         tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers bar-cpu-speed bar-cpu-bound bar-larger-than-memory \
-        bar-verify-isa bar-gpu peers
+        bar-verify-isa bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix peers
 
 help: ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,24 @@ bar-larger-than-memory: ## A model twice as large as its memory limit, against l
 
 bar-verify-isa: ## Equal tokens at every budget with every instruction set
 	@bench/bars/verify_isa.sh
+
+bar-e2e: ## The server end to end: OpenAI's npm client and raw events
+	@bench/bars/e2e.sh
+
+bar-soak: ## 200 clients of the server for three minutes, some cut off, some malformed
+	@bench/bars/soak.sh
+
+bar-scheduling: ## Choice of tokens by experts that are near, against none
+	@bench/bars/scheduling.sh
+
+bar-fairness: ## Short prompts behind a long one
+	@bench/bars/fairness.sh
+
+bar-serve-peer: ## 8 clients of the server against 8 sequences of llama.cpp
+	@bench/bars/serve_peer.sh
+
+bar-prefix: ## A long prompt twice
+	@bench/bars/prefix.sh
 
 bar-gpu: ## The CUDA backend on this machine's GPU: tests, sanitizers, speed beside bounds (GPU_FLAGS=--quick)
 	@bench/gpu/run $(GPU_FLAGS)

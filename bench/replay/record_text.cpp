@@ -120,8 +120,8 @@ int main(int argc, char** argv) try {
       const auto chunk = std::span(tokens).subspan(size_t(window * length + at), size_t(rows));
       sequence.feed_silently(chunk);
       for (int64_t row = 0; row < rows; ++row)
-        writer.write(routing.row(size_t(row), {uint64_t(window), chunk[size_t(row)], int32_t(at + row)},
-                                 writer.steps() + 1));
+        writer.write(
+            routing.row(size_t(row), {uint64_t(window), chunk[size_t(row)], int32_t(at + row)}, writer.steps() + 1));
       at += rows;
     }
   }

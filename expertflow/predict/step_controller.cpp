@@ -65,7 +65,8 @@ double pairwise_distance(std::span<const float> embeddings, int64_t rows) {
 }
 
 StepController::StepController(const StepControllerOptions& options) : options_(options) {
-  EF_CHECK(options.most >= 1, ConfigError, "prediction distance: expected a limit of 1 or more, found {}", options.most);
+  EF_CHECK(options.most >= 1, ConfigError, "prediction distance: expected a limit of 1 or more, found {}",
+           options.most);
   EF_CHECK(options.renew_tokens >= 1 && options.stall_threshold >= 1 && options.overfetch_threshold >= 1, ConfigError,
            "prediction distance: expected thresholds of 1 or more, found {}, {} and {}", options.renew_tokens,
            options.stall_threshold, options.overfetch_threshold);
@@ -127,7 +128,8 @@ double StepController::expected_now() const {
 void StepController::end_step(int64_t rows) {
   stats_.tokens += uint64_t(rows);
   since_renewal_ += rows;
-  const double latest = ratio_of(expected_now(), bandwidth_.value(stats_.bandwidth), layer_.value(stats_.layer_seconds));
+  const double latest =
+      ratio_of(expected_now(), bandwidth_.value(stats_.bandwidth), layer_.value(stats_.layer_seconds));
   const bool measured = expected_.weight > 0;
   if (since_renewal_ >= options_.renew_tokens) {
     renew("renewed");

@@ -1,5 +1,5 @@
-// How far ahead to look: the distance S in layers, so that the compute of S layers covers the copies of the experts that
-// one layer is expected to miss.
+// How far ahead to look: the distance S in layers, so that the compute of S layers covers the copies of the experts
+// that one layer is expected to miss.
 //
 //   S = ceil(Ne * Es / (Cs * Tl)), within [1, S_max]
 //
@@ -41,8 +41,8 @@ struct StepControllerOptions {
   int stall_threshold = 4;      ///< stalls that raise S
   int overfetch_threshold = 3;  ///< unused or far too early copies in a row that lower it
   double high_hit_rate = 0.95;  ///< of the tokens since the last renewal, above which S goes up by one
-  /// How much a batch's diversity, relative to its own moving average, moves Ne: 0.2 is up to 20 % more for a batch that
-  /// is twice as diverse; a negative value lowers Ne instead.
+  /// How much a batch's diversity, relative to its own moving average, moves Ne: 0.2 is up to 20 % more for a batch
+  /// that is twice as diverse; a negative value lowers Ne instead.
   double diversity_gain = 0.2;
   double bandwidth = 0;      ///< calibrated bytes per second, 0: unknown
   double layer_seconds = 0;  ///< expected of one layer, 0: unknown
@@ -65,7 +65,8 @@ struct StepControllerStats {
 
 class StepController {
  public:
-  /// ConfigError for limits and thresholds below 1. The first S is the formula's for what is known of the machine, or 1.
+  /// ConfigError for limits and thresholds below 1. The first S is the formula's for what is known of the machine,
+  /// or 1.
   explicit StepController(const StepControllerOptions& options);
 
   int distance() const { return distance_; }

@@ -53,8 +53,7 @@ TEST(StepController, RenewsEveryHundredTokens) {
   EXPECT_EQ(controller.stats().renewals, 1u);
   EXPECT_NEAR(controller.stats().expected, 3.2, 1e-9);
   EXPECT_EQ(controller.distance(), 2);
-  EXPECT_EQ(last_reason(controller),
-            "renewed: 3.20 experts of 10000000 bytes at 1.6e+10 B/s, a layer takes 0.001 s");
+  EXPECT_EQ(last_reason(controller), "renewed: 3.20 experts of 10000000 bytes at 1.6e+10 B/s, a layer takes 0.001 s");
 }
 
 TEST(StepController, FollowsAStepOfTheLinkWithinHundredTokens) {

@@ -154,7 +154,7 @@ void ExpertCache::touch(const Request& request, Entry& entry) {
 void ExpertCache::open(const Request& request, std::vector<Grant>& granted, std::vector<ExpertId>& deferred) {
   const std::lock_guard lock(mutex_);
   ++events_;
-  policy_->on_access({request.step, request.layer, request.experts, request.tokens});
+  policy_->on_access({request.step, request.layer, request.experts, request.tokens, request.rows});
   LayerCacheStats& layer = stats_.layers[size_t(request.layer)];
   granted.clear();
   deferred.clear();

@@ -98,6 +98,7 @@ class ExpertCache {
     std::span<const ExpertId> experts;  ///< distinct
     std::span<const int32_t> tokens;    ///< rows of each
     bool transient = false;             ///< many rows at once: what it brings in leaves first
+    int64_t rows = 0;                   ///< of the step; 0: unknown
   };
   /// One layer's event, at once: pins the residents and those in flight, and gives slots to as many of the absent as
   /// fit. The rest goes to `deferred`: release() what has been computed, then ask again with grant().

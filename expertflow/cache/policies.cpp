@@ -10,10 +10,16 @@ namespace ef {
 namespace {
 
 constexpr std::array kPolicies = {
+    PolicyInfo{"next-use", "latest expected next use, by rates that are learned while it runs", make_next_use},
     PolicyInfo{"lru", "least recently used", make_lru},
     PolicyInfo{"lfu", "least frequently used, counts halved every 128 steps", make_lfu},
     PolicyInfo{"lfru", "lowest frequency over age", make_lfru},
     PolicyInfo{"least-stale", "unwanted in its layer's latest pass, then layers already passed", make_least_stale},
+    PolicyInfo{"lru-high-low", "least recently used of a low queue, then of one for what is recent or predicted",
+               make_lru_high_low},
+    PolicyInfo{"arc", "adaptive replacement: recency and frequency, whichever missed less", make_arc},
+    PolicyInfo{"s3-fifo", "three queues: a small one to prove oneself, the main one, and a memory of who left",
+               make_s3_fifo},
 };
 
 }  // namespace

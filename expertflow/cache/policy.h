@@ -21,6 +21,7 @@ struct AccessEvent {
   LayerId layer = 0;
   std::span<const ExpertId> experts;  ///< distinct
   std::span<const int32_t> tokens;    ///< rows served by each of them; same length
+  int64_t rows = 0;                   ///< of the step; 0: unknown
 };
 
 struct PolicyCounters {
@@ -49,7 +50,7 @@ struct PolicyContext {
   uint64_t seed = 0;
 };
 struct PolicyInfo {
-  std::string_view name;  ///< as the flag takes it: "lru", "lfu", "lfru", "least-stale"
+  std::string_view name;  ///< as the flag takes it: "next-use"
   std::string_view summary;
   std::unique_ptr<EvictionPolicy> (*make)(const PolicyContext&);
 };

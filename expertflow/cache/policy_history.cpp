@@ -23,6 +23,7 @@ void HistoryPolicy::on_access(const AccessEvent& event) {
   step_ = std::max(step_, event.step);
   ++events_;
   ++counters_.events;
+  forget_prediction(event.layer);
   for (size_t i = 0; i < event.experts.size(); ++i) {
     ExpertHistory& history = at({event.layer, event.experts[i]});
     if (i == 0) ++passes_[size_t(event.layer)];  // after at(): the row exists
@@ -54,6 +55,23 @@ void HistoryPolicy::on_evict(ExpertKey key) {
   residents_.pop_back();
   history.resident = false;
   ++counters_.evictions;
+}
+
+void HistoryPolicy::on_prediction(std::span<const std::pair<ExpertKey, float>> ranked) {
+  for (const auto& [key, probability] : ranked) forget_prediction(key.layer);
+  for (const auto& [key, probability] : ranked) {
+    if (predictions_.size() <= size_t(key.layer)) predictions_.resize(size_t(key.layer) + 1);
+    predicted_layers_ += !predictions_[size_t(key.layer)];
+    predictions_[size_t(key.layer)] = true;
+    predicted_[key] = probability;
+  }
+}
+
+void HistoryPolicy::forget_prediction(LayerId layer) {
+  if (!layer_predicted(layer)) return;
+  predictions_[size_t(layer)] = false;
+  --predicted_layers_;
+  std::erase_if(predicted_, [&](const auto& entry) { return entry.first.layer == layer; });
 }
 
 uint64_t HistoryPolicy::distance(LayerId layer, LayerId current) const {

@@ -4,6 +4,10 @@
 
 namespace ef {
 
+std::unique_ptr<EvictionPolicy> make_next_use(const PolicyContext& context);
+std::unique_ptr<EvictionPolicy> make_lru_high_low(const PolicyContext& context);
+std::unique_ptr<EvictionPolicy> make_arc(const PolicyContext& context);
+std::unique_ptr<EvictionPolicy> make_s3_fifo(const PolicyContext& context);
 std::unique_ptr<EvictionPolicy> make_lru(const PolicyContext& context);
 std::unique_ptr<EvictionPolicy> make_lfu(const PolicyContext& context);
 std::unique_ptr<EvictionPolicy> make_lfru(const PolicyContext& context);

@@ -116,7 +116,7 @@ void Cached::run_rows(LayerId layer, const float* x, const RoutingView& host, co
   std::vector<int32_t> tokens(groups.experts.size());
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = int32_t(groups.of(i).size());
   Event event;
-  event.request = {step_, layer, groups.experts, tokens, host.tokens >= options_.transient_rows};
+  event.request = {step_, layer, groups.experts, tokens, host.tokens >= options_.transient_rows, host.tokens};
   event.groups = &groups;
   event.x = x;
   event.expert_out = scratch(uint64_t(host.tokens) * uint64_t(host.top_k) * uint64_t(config_.hidden));

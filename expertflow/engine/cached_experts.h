@@ -57,7 +57,7 @@ std::unique_ptr<CachedExperts> make_cached_experts(const Config& config, const E
 /// Cache, pipeline and experts over one pool of backend memory, wired and owned.
 struct ExpertTierOptions {
   uint64_t budget_bytes = 0;  ///< of the pool; whole pages of it are used (CacheGeometry::pool_bytes)
-  std::string policy = "lfru";
+  std::string policy = "next-use";
   ExpertCacheOptions cache;
   CopyPipelineOptions pipeline;
   DiskReaderOptions disk;  ///< lanes: those of the pipeline's workers

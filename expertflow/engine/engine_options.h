@@ -11,7 +11,7 @@ namespace ef {
 
 struct EngineOptions {
   std::string expert_memory = "auto";
-  std::string eviction_policy = "lfru";
+  std::string eviction_policy = "next-use";
   std::string offload_device = "disk";
   std::string device = "auto", device_memory = "auto";
   int threads = 0;
@@ -37,7 +37,9 @@ struct EngineOptions {
     visit(expert_memory,
           {"--expert-memory,--expert-cache-size",
            "fast tier for experts: bytes (6GiB), a share of all experts (40%), 'min', or 'auto' (what memory allows)"});
-    visit(eviction_policy, {"--eviction-policy", "who leaves the fast tier first: lru, lfu, lfru, least-stale"});
+    visit(eviction_policy,
+          {"--eviction-policy",
+           "who leaves the fast tier first: next-use, lru, lfu, lfru, least-stale, lru-high-low, arc, s3-fifo"});
     visit(offload_device, {"--offload-device", "where experts outside the fast tier are; a CPU build knows 'disk'"});
     visit(device, {"--device", "where the model runs: cpu, cuda, cuda:N, or auto (cpu so far)"});
     visit(device_memory,

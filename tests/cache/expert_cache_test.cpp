@@ -477,12 +477,17 @@ TEST_P(CachePolicies, RandomEventsKeepTheInvariants) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CachePolicies, ::testing::Values("lru", "lfu", "lfru", "least-stale"),
-                         [](const auto& info) {
-                           std::string name(info.param);
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+std::vector<std::string_view> policy_names() {
+  std::vector<std::string_view> names;
+  for (const PolicyInfo& info : policies()) names.push_back(info.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CachePolicies, ::testing::ValuesIn(policy_names()), [](const auto& info) {
+  std::string name(info.param);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
 
 }  // namespace
 }  // namespace ef

@@ -188,7 +188,8 @@ TEST(Policies, TheTableNamesEachOnceAndMakersAgree) {
     EXPECT_EQ(info.make({4, nullptr, 0})->name(), info.name);
     EXPECT_FALSE(info.summary.empty());
   }
-  for (const char* name : {"lru", "lfu", "lfru", "least-stale"}) EXPECT_TRUE(seen.count(name)) << name;
+  for (const char* name : {"next-use", "lru", "lfu", "lfru", "least-stale", "lru-high-low", "arc", "s3-fifo"})
+    EXPECT_TRUE(seen.count(name)) << name;
 }
 
 TEST(Policies, AnUnknownNameListsTheKnown) {
@@ -196,7 +197,9 @@ TEST(Policies, AnUnknownNameListsTheKnown) {
     make_policy("fifo", {4, nullptr, 0});
     FAIL() << "accepted";
   } catch (const ConfigError& e) {
-    EXPECT_STREQ(e.what(), "eviction policy 'fifo': unknown; known are lru, lfu, lfru, least-stale");
+    EXPECT_STREQ(e.what(),
+                 "eviction policy 'fifo': unknown; known are next-use, lru, lfu, lfru, "
+                 "least-stale, lru-high-low, arc, s3-fifo");
   }
 }
 

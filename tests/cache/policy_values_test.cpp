@@ -1,6 +1,8 @@
 // Victim orders computed by hand.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "expertflow/cache/policy.h"
 
 namespace ef {
@@ -174,6 +176,174 @@ TEST(LeastStale, ACycleLargerThanTheCacheStillHits) {
   EXPECT_EQ(hits("lru"), 0);
   // Belady on this trace: 4 cold misses, then every third access misses.
   EXPECT_EQ(hits("least-stale"), 24);
+}
+
+TEST(NextUse, RareOnesFirst) {
+  Policy policy("next-use", 1);
+  policy.insert(0, {0, 1, 2});
+  for (uint64_t step = 0; step < 60; ++step) {
+    std::vector<ExpertId> wanted = {0};
+    if (step % 2 == 0) wanted.push_back(1);
+    if (step % 10 == 0) wanted.push_back(2);
+    policy.access(step, 0, wanted);
+  }
+  EXPECT_EQ(policy.ranked(0), (Keys{{0, 2}, {0, 1}, {0, 0}}));
+}
+
+TEST(NextUse, AmongEqualsThoseOfLayersThatComeLatest) {
+  Policy policy("next-use", 3);
+  for (LayerId layer = 0; layer < 3; ++layer) {
+    policy.access(0, layer, {0});
+    policy.insert(layer, {0});
+  }
+  EXPECT_EQ(policy.ranked(1), (Keys{{1, 0}, {0, 0}, {2, 0}}));
+}
+
+TEST(NextUse, LearnsThatTheLatestSaysNothing) {
+  // Expert 0 comes every second token, experts 1 and 2 never twice in a row but in bursts of their own: with equal
+  // weights for all averages, whoever came last would stay.
+  Policy policy("next-use", 1);
+  policy.insert(0, {0, 1});
+  for (uint64_t step = 0; step < 400; ++step) {
+    if (step % 2 == 0) {
+      policy.access(step, 0, {0});
+    } else {
+      policy.access(step, 0, {ExpertId(1 + step % 7)});
+    }
+  }
+  policy.access(400, 0, {0});
+  policy.access(401, 0, {1});
+  EXPECT_EQ(policy.ranked(0), (Keys{{0, 1}, {0, 0}}));
+}
+
+TEST(NextUse, PredictionsHoldUntilTheirLayerComes) {
+  Policy policy("next-use", 2);
+  for (uint64_t step = 0; step < 8; ++step) {
+    policy.access(step, 0, {0});
+    policy.access(step, 1, {ExpertId(step % 4)});
+  }
+  policy.insert(1, {0, 1, 2, 3});
+  const auto front = policy.ranked(0).front();
+  const std::vector<std::pair<ExpertKey, float>> likely = {{front, 0.9f}};
+  policy->on_prediction(likely);
+  EXPECT_EQ(policy.ranked(0).back(), front);
+  policy.access(8, 0, {0});
+  EXPECT_EQ(policy.ranked(0).back(), front);
+  policy.access(8, 1, {front.expert == 0 ? ExpertId(1) : ExpertId(0)});
+  EXPECT_NE(policy.ranked(1).back(), front);
+}
+
+TEST(NextUse, ABatchCountsByItsRows) {
+  // Of 100 rows 60 chose expert 0 and 2 expert 1: one event, but not one of equals.
+  auto policy = make_policy("next-use", {1, nullptr, 0});
+  const std::vector<ExpertId> experts = {0, 1};
+  const std::vector<int32_t> tokens = {60, 2};
+  policy->on_insert({0, 1});
+  policy->on_insert({0, 0});
+  policy->on_access({0, 0, experts, tokens, 100});
+  Keys ranked;
+  policy->rank_victims(0, ranked);
+  EXPECT_EQ(ranked, (Keys{{0, 1}, {0, 0}}));
+}
+
+class Ticking {
+ public:
+  Ticking() : policy(make_policy("lru-high-low", {16, &clock, 0})) {}
+  void access(LayerId layer, ExpertId expert, bool insert = true) {
+    const std::vector<ExpertId> experts = {expert};
+    const std::vector<int32_t> tokens = {1};
+    policy->on_access({0, layer, experts, tokens});
+    if (insert) policy->on_insert({layer, expert});
+  }
+  Keys ranked(LayerId current) {
+    Keys out;
+    policy->rank_victims(current, out);
+    return out;
+  }
+  ManualClock clock;
+  std::unique_ptr<EvictionPolicy> policy;
+};
+
+TEST(LruHighLow, PredictedOnesLeaveLastAndTheOthersByAge) {
+  Ticking t;
+  for (LayerId layer = 0; layer < 12; ++layer) t.access(layer, 0);
+  EXPECT_EQ(t.ranked(11).front(), (ExpertKey{0, 0}));
+  const std::vector<std::pair<ExpertKey, float>> likely = {{{0, 0}, 0.5f}};
+  t.policy->on_prediction(likely);
+  const Keys ranked = t.ranked(11);
+  EXPECT_EQ(ranked.front(), (ExpertKey{1, 0}));
+  EXPECT_EQ(ranked.back(), (ExpertKey{0, 0}));
+  t.access(0, 1, false);  // the layer has come, and wanted another
+  EXPECT_EQ(t.ranked(0).front(), (ExpertKey{0, 0}));
+}
+
+TEST(LruHighLow, TheHighQueueHoldsItsShareOnly) {
+  // 10 residents, all of them predicted for one layer ahead: 7 are high, the longest unused 3 go first.
+  Ticking t;
+  std::vector<std::pair<ExpertKey, float>> likely;
+  for (ExpertId e = 9; e >= 0; --e) {
+    t.access(1, e);
+    likely.push_back({{1, e}, 0.5f});
+  }
+  t.policy->on_prediction(likely);
+  Keys expected;
+  for (ExpertId e = 9; e >= 0; --e) expected.push_back({1, e});
+  EXPECT_EQ(t.ranked(0), expected);
+  // Only the oldest one predicted: it is the most protected of the high queue, though idle for longest.
+  t.policy->on_prediction(std::vector<std::pair<ExpertKey, float>>{{{1, 9}, 0.5f}});
+  EXPECT_EQ(t.ranked(0).back(), (ExpertKey{1, 9}));
+}
+
+TEST(Arc, OnceOnlyLeavesBeforeAgain) {
+  Policy arc("arc", 1);
+  for (const ExpertId e : {0, 1, 2}) {
+    arc.access(uint64_t(e), 0, {e});
+    arc.insert(0, {e});
+  }
+  arc.access(3, 0, {0});  // to T2
+  EXPECT_EQ(arc.ranked(0), (Keys{{0, 1}, {0, 2}, {0, 0}}));
+}
+
+TEST(Arc, AGhostOfT1MakesT1Larger) {
+  // 3 slots, T2 = {0}, T1 = {1, 2}. 1 leaves and comes back: the target becomes 1, 1 is in T2 now.
+  Policy arc("arc", 1);
+  for (const ExpertId e : {0, 1, 2}) {
+    arc.access(uint64_t(e), 0, {e});
+    arc.insert(0, {e});
+  }
+  arc.access(3, 0, {0});
+  arc->on_evict({0, 1});
+  arc.access(4, 0, {1});
+  arc->on_evict({0, 2});  // had to leave for it
+  arc.insert(0, {1});
+  arc.access(5, 0, {3});
+  arc->on_evict({0, 0});
+  arc.insert(0, {3});
+  // T1 = {3}, not above its target of 1: T2 = {1} goes first.
+  EXPECT_EQ(arc.ranked(0), (Keys{{0, 1}, {0, 3}}));
+}
+
+TEST(S3Fifo, OneTimersLeaveAndTheOthersMove) {
+  Policy s3("s3-fifo", 1);
+  for (ExpertId e = 0; e < 10; ++e) {
+    s3.access(uint64_t(e), 0, {e});
+    s3.insert(0, {e});
+  }
+  s3.access(10, 0, {0, 1});  // asked for again: to main when they come to the end of the small queue
+  // The small queue's target is 1 of 10: 2..8 leave, then it is within its share; main holds 0 and 1 with no uses left.
+  EXPECT_EQ(s3.ranked(0), (Keys{{0, 2}, {0, 3}, {0, 4}, {0, 5}, {0, 6}, {0, 7}, {0, 8}, {0, 0}, {0, 1}, {0, 9}}));
+}
+
+TEST(S3Fifo, WhoComesBackEntersTheMainQueue) {
+  Policy s3("s3-fifo", 1);
+  for (ExpertId e = 0; e < 4; ++e) {
+    s3.access(uint64_t(e), 0, {e});
+    s3.insert(0, {e});
+  }
+  s3->on_evict({0, 0});
+  s3.access(4, 0, {0});
+  s3.insert(0, {0});
+  EXPECT_EQ(s3.ranked(0), (Keys{{0, 1}, {0, 2}, {0, 3}, {0, 0}}));
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 .DEFAULT_GOAL := release
 .PHONY: help bootstrap release demo test unit debug tsan sanitizers format format-check lint clean \
         tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers bar-cpu-speed bar-cpu-bound bar-larger-than-memory \
-        bar-verify-isa bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix peers
+        bar-verify-isa bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix bar-dashboard peers
 
 help: ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ bar-serve-peer: ## 8 clients of the server against 8 sequences of llama.cpp
 
 bar-prefix: ## A long prompt twice
 	@bench/bars/prefix.sh
+
+bar-dashboard: ## The dashboard in headless Chromium
+	@bench/bars/dashboard.sh
 
 bar-gpu: ## The CUDA backend on this machine's GPU: tests, sanitizers, speed beside bounds (GPU_FLAGS=--quick)
 	@bench/gpu/run $(GPU_FLAGS)

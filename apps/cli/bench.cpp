@@ -316,7 +316,10 @@ void add_bench(CLI::App& app, int& exit_code) {
   engine.for_each([bind = Binder(*command), &own](auto& member, const OptionInfo& info) {
     if (std::find(own.begin(), own.end(), static_cast<const void*>(&member)) == own.end()) bind(member, info);
   });
-  command->callback([options, &exit_code] { exit_code = run_bench_command(*options); });
+  add_bench_serve(*command, exit_code);
+  command->callback([options, command, &exit_code] {
+    if (command->get_subcommands().empty()) exit_code = run_bench_command(*options);
+  });
 }
 
 }  // namespace ef::cli

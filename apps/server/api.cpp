@@ -1,10 +1,13 @@
 #include "apps/server/api.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <sstream>
 
 #include "apps/server/answer.h"
 #include "apps/server/openai_request.h"
+#include "apps/server/page.h"
 #include "expertflow/base/io.h"
 
 namespace ef::server {
@@ -52,6 +55,10 @@ const std::vector<Api::Route>& Api::routes() {
       {"GET", "/health", &Api::health, true, false},
       {"GET", "/v1/health", &Api::health, true, false},
       {"GET", "/version", &Api::version, true, false},
+      {"GET", "/", &Api::page, true, false},
+      {"GET", "/index.html", &Api::page, true, false},
+      {"GET", "/health/experts", &Api::expert_health},
+      {"GET", "/dashboard.json", &Api::dashboard},
       {"GET", "/v1/models", &Api::models},
       {"GET", "/models", &Api::models},
       {"POST", "/v1/chat/completions", &Api::chat},
@@ -156,6 +163,73 @@ void Api::health(const Call& call) {
 }
 
 void Api::version(const Call& call) { call.json({{"version", kVersion}}); }
+
+// Nothing but this server is ever asked, whatever a text in the chat says.
+void Api::page(const Call& call) {
+  HttpHeaders headers = call.headers;
+  headers.emplace_back("Content-Security-Policy",
+                       "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+                       "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+  headers.emplace_back("X-Content-Type-Options", "nosniff");
+  headers.emplace_back("Cache-Control", "no-cache");
+  call.reply->send(200, "text/html; charset=utf-8", std::string(server::page()), headers);
+}
+
+void Api::expert_health(const Call& call) {
+  const auto number = [](const std::optional<double>& v) { return v && std::isfinite(*v) ? Json(*v) : Json(nullptr); };
+  Json list = Json::array();
+  bool healthy = true;
+  for (const MetricHealth& h : health_of(call.model->loop->expert_metrics())) {
+    healthy &= h.healthy;
+    list.push_back({{"name", h.name},
+                    {"meaning", h.meaning},
+                    {"value", number(h.value)},
+                    {"range", Json::array({number(h.least), number(h.most)})},
+                    {"healthy", h.healthy},
+                    {"advice", h.advice}});
+  }
+  call.json({{"status", healthy ? "ok" : "attention"}, {"metrics", list}});
+}
+
+// What the page draws: counters to take differences of, and the experts' map.
+void Api::dashboard(const Call& call) {
+  const EngineLoop& loop = *call.model->loop;
+  const EngineLoop::Snapshot s = loop.snapshot();
+  const Engine& engine = *call.model->engine;
+  const auto uses = loop.expert_uses();
+  Json layers = Json::array();
+  for (size_t l = 0; l < engine.config().layers.size(); ++l) {
+    const std::vector<uint8_t> states = engine.expert_states(LayerId(l));
+    if (states.empty()) continue;
+    std::string text;
+    for (const uint8_t state : states) text += char('0' + state);
+    const bool counted = l < uses.size() && uses[l].size() == states.size();
+    layers.push_back(
+        {{"layer", l}, {"state", text}, {"uses", counted ? Json(uses[l]) : Json(std::vector<int>(states.size()))}});
+  }
+  const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  call.json({{"time", now},
+             {"model", call.model->name},
+             {"decode_tokens", s.scheduler.decode_tokens},
+             {"prefill_tokens", s.scheduler.prefill_tokens},
+             {"running", s.scheduler.running},
+             {"waiting", s.scheduler.waiting},
+             {"slots", s.slots.size()},
+             {"kv_used", s.scheduler.kv_used},
+             {"prefix_hits", s.scheduler.prefix.hit_tokens},
+             {"prefix_queries", s.scheduler.prefix.queried_tokens},
+             {"deferred", s.scheduler.deferred_tokens},
+             {"ready", s.scheduler.ready_tokens},
+             {"step_seconds", s.step_seconds},
+             {"hits", s.experts.hits},
+             {"misses", s.experts.misses},
+             {"bytes_read", s.experts.bytes_read},
+             {"stall_seconds", s.experts.stall_seconds},
+             {"distance", engine.options().read_ahead},
+             {"expert_budget", std::min(engine.plan().expert_budget, engine.plan().expert_total)},
+             {"expert_total", engine.plan().expert_total},
+             {"layers", layers}});
+}
 
 void Api::models(const Call& call) {
   const Config& c = call.model->engine->config();
@@ -295,6 +369,7 @@ void Api::metrics(const Call& call) {
   const EngineLoop::Snapshot snapshot = call.model->loop->snapshot();
   out.gauge("expertflow:slots", "Requests that can be computed at once.", double(snapshot.slots.size()));
   write_engine_metrics(out, snapshot);
+  write_expert_health(out, call.model->loop->expert_metrics());
   call.reply->send(200, "text/plain; version=0.0.4; charset=utf-8", out.text(), call.headers);
 }
 

@@ -53,6 +53,9 @@ class Api {
   void slots(const Call& call);
   void metrics(const Call& call);
   void version(const Call& call);
+  void page(const Call& call);
+  void dashboard(const Call& call);
+  void expert_health(const Call& call);
 
   ServerOptions options_;
   const Log& log_;

@@ -163,8 +163,6 @@ void write_engine_metrics(Exposition& out, const EngineLoop::Snapshot& snapshot)
   out.counter("expertflow:decode_tokens_total", "Tokens computed one by one.", double(s.decode_tokens));
   out.counter("expertflow:deferred_tokens_total", "Tokens put off for others whose experts were near, a count a step.",
               double(s.deferred_tokens));
-  out.gauge("expertflow:token_defer_rate", "Deferred tokens of those that could have gone.",
-            s.ready_tokens ? double(s.deferred_tokens) / double(s.ready_tokens) : 0.0);
   out.gauge("expertflow:prefix_cache_blocks", "KV blocks kept for prompts to come.", double(s.prefix.blocks));
   const ExpertStats& e = snapshot.experts;
   out.counter("expertflow:expert_hits_total", "Distinct experts that layers asked for and that were resident.",
@@ -179,6 +177,13 @@ void write_engine_metrics(Exposition& out, const EngineLoop::Snapshot& snapshot)
   out.counter("expertflow:read_ahead_total", "Experts read before a layer asked.", double(e.ahead));
   out.counter("expertflow:read_ahead_used_total", "Of them, asked for.", double(e.ahead_used));
   out.counter("expertflow:read_ahead_wasted_total", "Of them, not asked for.", double(e.ahead_wasted));
+}
+
+void write_expert_health(Exposition& out, const ExpertMetrics& metrics) {
+  for (const MetricHealth& h : health_of(metrics)) {
+    if (!h.value) continue;
+    out.gauge("expertflow:" + std::string(h.name), h.meaning, *h.value);
+  }
 }
 
 }  // namespace ef::server

@@ -62,5 +62,7 @@ class RequestMetrics final : public CompletionWatch {
 
 /// Scheduler, KV cache and experts.
 void write_engine_metrics(Exposition& out, const EngineLoop::Snapshot& snapshot);
+/// The five that have a healthy range, as far as they are known: expertflow:prediction_hit_rate, ...
+void write_expert_health(Exposition& out, const ExpertMetrics& metrics);
 
 }  // namespace ef::server

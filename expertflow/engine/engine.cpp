@@ -98,7 +98,7 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
   const Config& c = files_->config;
   plan_ = plan_engine(*files_, options_);  // what cannot work is refused before anything is read
   const KvOptions kv = kv_options(c, options_);
-  if (kv.max_tokens > c.context_length)
+  if (kv.max_tokens > c.context_length * options_.parallel)
     log_.warn("a context of {} tokens is longer than the {} that the model was made for", kv.max_tokens,
               c.context_length);
 

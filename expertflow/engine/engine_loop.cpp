@@ -174,6 +174,33 @@ EngineLoop::Snapshot EngineLoop::snapshot() const {
 
 std::vector<std::vector<uint32_t>> EngineLoop::expert_uses() const { return runner_->uses(); }
 
+// Under the lock.
+void EngineLoop::remember(double step_seconds) {
+  constexpr size_t kLatest = 1024;
+  if (step_times_.size() < kLatest)
+    step_times_.push_back(step_seconds);
+  else
+    step_times_[next_time_++ % kLatest] = step_seconds;
+}
+
+ExpertMetrics EngineLoop::expert_metrics() const {
+  const std::lock_guard lock(mutex_);
+  const ExpertStats& e = snapshot_.experts;
+  const SchedulerStats& s = snapshot_.scheduler;
+  ExpertMetrics m;
+  m.hits = e.hits, m.misses = e.misses, m.evictions = e.evictions;
+  m.hit_rate = e.hit_rate();
+  const uint64_t asked = e.hits + e.misses;
+  m.expert_swap_rate = asked ? double(e.evictions) / double(asked) : 0;
+  if (options_.scheduler.token_schedule_window > 0 && s.ready_tokens > 0)
+    m.token_defer_rate = double(s.deferred_tokens) / double(s.ready_tokens);
+  m.stall_seconds = e.stall_seconds;
+  m.p50_latency = percentile(step_times_, 0.5);
+  m.p95_latency = percentile(step_times_, 0.95);
+  m.p99_latency = percentile(step_times_, 0.99);
+  return m;
+}
+
 int EngineLoop::queued() const {
   const std::lock_guard lock(mutex_);
   return queued_;
@@ -230,6 +257,7 @@ void EngineLoop::work() {
     for (const auto& job : jobs) job(engine_);
     take_in();
     const Duration start = clock_.now();
+    const uint64_t prefilled = scheduler_->prefilled(), steps = scheduler_->steps();
     try {
       scheduler_->step();
     } catch (const std::exception& error) {  // a defect of ours: nothing that waits may wait for ever
@@ -240,6 +268,7 @@ void EngineLoop::work() {
     {
       const std::lock_guard lock(mutex_);
       snapshot_.step_seconds += took;
+      if (scheduler_->steps() > steps && scheduler_->prefilled() == prefilled) remember(took);
     }
     publish();
     count_queued();

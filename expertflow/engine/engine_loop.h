@@ -10,6 +10,7 @@
 #include "expertflow/base/log.h"
 #include "expertflow/engine/completion.h"
 #include "expertflow/engine/engine.h"
+#include "expertflow/engine/expert_metrics.h"
 #include "expertflow/sched/scheduler.h"
 
 namespace ef {
@@ -57,6 +58,8 @@ class EngineLoop {
   Snapshot snapshot() const;
   /// Requests that wait for their first step.
   int queued() const;
+  /// The experts' metrics as far as they are known here, with the deferral and the latency of decoding steps.
+  ExpertMetrics expert_metrics() const;
   /// Tokens that each expert has served, [layer][expert]; empty for dense layers, and all of it where nobody counts (on
   /// devices, where looking would cost).
   std::vector<std::vector<uint32_t>> expert_uses() const;
@@ -69,6 +72,7 @@ class EngineLoop {
   void take_in();
   void publish();
   void count_queued();
+  void remember(double step_seconds);
 
   Engine& engine_;
   const Tokenizer* tokenizer_;
@@ -88,6 +92,8 @@ class EngineLoop {
   bool stop_ = false, nudge_ = false;
   int queued_ = 0;  ///< incoming, and waiting as of the last step
   Snapshot snapshot_;
+  std::vector<double> step_times_;  ///< seconds of the latest steps without prompts, in a ring
+  size_t next_time_ = 0;
   std::thread thread_;
 };
 

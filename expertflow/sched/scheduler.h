@@ -96,6 +96,8 @@ class Scheduler {
   RequestId submit(SequenceRequest request);
   /// One step of the engine, if there is anything to do.
   bool step();
+  uint64_t steps() const { return stats_.steps; }
+  uint64_t prefilled() const { return stats_.prefill_tokens; }
   int waiting() const { return int(waiting_.size()); }
   bool idle() const { return running_.empty() && waiting_.empty(); }
   /// Ends everything: each client's on_error is called.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "tests/server/rig.h"
@@ -106,6 +107,23 @@ TEST(Endpoints, TokensAndBack) {
   EXPECT_EQ(joined, text);
   EXPECT_EQ(rig.post("/tokenize", {{"content", 5}}).status, 400);
   EXPECT_EQ(rig.post("/detokenize", {{"tokens", {-1}}}).status, 400);
+}
+
+TEST(Endpoints, HealthOfTheExpertsNamesRanges) {
+  const Json json = shared_rig().get("/health/experts").json();
+  EXPECT_TRUE(json["status"] == "ok" || json["status"] == "attention");
+  std::set<std::string> names;
+  for (const Json& m : json["metrics"]) {
+    names.insert(m["name"]);
+    ASSERT_EQ(m["range"].size(), 2u);  // null: no bound on that side
+    if (m["range"][1].is_number()) {
+      EXPECT_LE(m["range"][0].get<double>(), m["range"][1].get<double>());
+    }
+    EXPECT_EQ(m["advice"].get<std::string>().empty(), m["healthy"].get<bool>());
+  }
+  const std::set<std::string> expected{"prediction_hit_rate", "expert_swap_rate", "token_defer_rate",
+                                       "cache_utilization", "p99_latency"};
+  EXPECT_EQ(names, expected);
 }
 
 TEST(Endpoints, SlotsSayWhatTheyDo) {

@@ -21,6 +21,7 @@ void add_quantize(CLI::App& app, int& exit_code);
 void add_pull(CLI::App& app, int& exit_code);
 void add_pack(CLI::App& app, int& exit_code);
 void add_serve(CLI::App& app, int& exit_code);
+void add_train_predictor(CLI::App& app, int& exit_code);
 
 /// `bench serve`.
 void add_bench_serve(CLI::App& bench, int& exit_code);
@@ -30,6 +31,6 @@ inline constexpr Command kCommands[] = {
     {"run", add_run},         {"serve", add_serve},     {"bench", add_bench},
     {"inspect", add_inspect}, {"verify", add_verify},   {"perplexity", add_perplexity},
     {"widen", add_widen},     {"convert", add_convert}, {"quantize", add_quantize},
-    {"pull", add_pull},       {"pack", add_pack}};
+    {"pull", add_pull},       {"pack", add_pack},       {"train-predictor", add_train_predictor}};
 
 }  // namespace ef::cli

@@ -59,6 +59,7 @@ class Engine {
   const EngineOptions& options() const { return options_; }
   const MemoryPlan& plan() const { return plan_; }
   Backend& backend() { return *backend_; }
+  const Model& model() const { return *model_; }
   Stream& stream() { return *stream_; }  ///< that steps are queued on
   KvCache& kv() { return *kv_; }
   int64_t context_length() const { return kv_->options().max_tokens; }

@@ -15,7 +15,7 @@ std::span<const Candidate> CandidateRanking::rank(LayerId target, std::span<cons
     // Rows are taken as independent: a step misses an expert only if each of its rows does.
     float none = 1;
     for (size_t r = 0; r < size_t(rows); ++r) none *= 1 - probabilities[r * experts + e];
-    all_[e] = {{target, ExpertId(e)}, 1 - none};
+    all_[e] = {{target, ExpertId(e)}, rows == 1 ? probabilities[e] : 1 - none};
   }
   std::sort(all_.begin(), all_.end(), [](const Candidate& a, const Candidate& b) {
     return a.probability != b.probability ? a.probability > b.probability : a.key.expert < b.key.expert;

@@ -6,5 +6,9 @@ namespace ef {
 
 std::unique_ptr<Predictor> make_gate_ahead(const PredictorContext& context);
 std::unique_ptr<Predictor> make_gate_ahead_plain(const PredictorContext& context);
+std::unique_ptr<Predictor> make_linear(const PredictorContext& context);
+std::unique_ptr<Predictor> make_hybrid(const PredictorContext& context);
+std::unique_ptr<Predictor> make_pre_attention(const PredictorContext& context);
+std::unique_ptr<Predictor> make_trained_set(const PredictorContext& context);
 
 }  // namespace ef

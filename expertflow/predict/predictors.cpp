@@ -14,6 +14,13 @@ constexpr std::array kPredictors = {
                   false, make_gate_ahead},
     PredictorInfo{"gate-ahead-plain", "the later layer's router on this layer's own MoE input", false,
                   make_gate_ahead_plain},
+    PredictorInfo{"linear", "a trained head for each layer and distance on the residual stream", true, make_linear},
+    PredictorInfo{"hybrid", "gate-ahead with a trained correction from the stream and from earlier tokens' routing",
+                  true, make_hybrid},
+    PredictorInfo{"pre-attention", "a trained head for each layer before its attention; covers the first layer", true,
+                  make_pre_attention},
+    PredictorInfo{"trained", "all that a trained file holds: pre-attention, hybrid, and gate-ahead beyond them", true,
+                  make_trained_set},
 };
 
 }  // namespace

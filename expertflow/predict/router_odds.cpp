@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace ef {
 
@@ -25,6 +26,14 @@ void RouterOdds::row(const float* logits, const float* selection_bias, const int
 
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   std::fill_n(probabilities, n, 0.f);
+  if (!chosen) {
+    order_.resize(size_t(n));
+    std::iota(order_.begin(), order_.end(), 0);
+    const auto value = [&](int32_t e) { return std::isnan(score_[size_t(e)]) ? -kInfinity : score_[size_t(e)]; };
+    std::partial_sort(order_.begin(), order_.begin() + router_.top_k, order_.end(),
+                      [&](int32_t a, int32_t b) { return value(a) != value(b) ? value(a) > value(b) : a < b; });
+    chosen = order_.data();
+  }
   for (int i = 0; i < router_.top_k; ++i) probabilities[chosen[i]] = 1.f;
   float last = kInfinity, first = -kInfinity;  // of the chosen, and of the others
   for (int e = 0; e < n; ++e) {

@@ -1,0 +1,166 @@
+#include <filesystem>
+#include <sstream>
+
+#include "apps/cli/commands.h"
+#include "apps/cli/common.h"
+#include "apps/cli/options_cli11.h"
+#include "expertflow/base/errors.h"
+#include "expertflow/engine/device.h"
+#include "expertflow/engine/predictor_file.h"
+#include "expertflow/engine/text_model.h"
+#include "expertflow/engine/train_predictor.h"
+
+namespace ef::cli {
+
+namespace {
+
+struct TrainCommand {
+  CommonOptions common;
+  EngineOptions engine;
+  std::vector<std::string> text, eval_text;
+  std::string out, kinds = "hybrid,pre-attention", format = "Q5_0", license;
+  int prediction_horizon = 6;
+  int64_t max_tokens = TrainPredictorOptions{}.max_tokens, eval_tokens = 2048;
+  bool force = false;
+
+  template <class Visitor>
+  void for_each(Visitor&& visit) {
+    visit(out, {"-o,--output", "the file to write"});
+    visit(kinds, {"--kinds", "what to train: hybrid, pre-attention, linear; several with commas"});
+    visit(prediction_horizon, {"--prediction-horizon", "layers ahead, at most"});
+    visit(max_tokens, {"--max-tokens", "tokens to record for training, of all texts together"});
+    visit(eval_tokens, {"--eval-tokens", "tokens of each text to judge on; 0: do not"});
+    visit(format, {"--format", "numbers of the file: F32, F16, Q8_0, Q5_0, Q4_0"});
+    visit(license, {"--license", "written to the file"});
+    visit(force, {"--force", "replace the file if it is there"});
+  }
+};
+
+TrainPredictorOptions training_options(const TrainCommand& o) {
+  TrainPredictorOptions t;
+  t.max_tokens = o.max_tokens;
+  t.heads = {o.prediction_horizon, false, false, false};
+  std::stringstream list(o.kinds);
+  for (std::string kind; std::getline(list, kind, ',');) {
+    if (kind == "hybrid")
+      t.heads.hybrid = true;
+    else if (kind == "linear")
+      t.heads.linear = true;
+    else if (kind == "pre-attention")
+      t.heads.pre_attention = true;
+    else
+      fail<ConfigError>("--kinds: expected hybrid, pre-attention and linear, found \"{}\"", kind);
+  }
+  return t;
+}
+
+NamedText read_text(const char* flag, const std::string& file, const Tokenizer& tokenizer) {
+  NamedText text{std::filesystem::path(file).stem().string(), document_tokens(tokenizer, read_named_file(flag, file))};
+  EF_CHECK(!text.tokens.empty(), ConfigError, "{} {}: expected documents of more than 200 characters, found none", flag,
+           file);
+  return text;
+}
+
+void judge(const TrainCommand& o, Engine& engine, const std::vector<NamedText>& held_out, const Log& log) {
+  const TrainedPredictor trained = read_predictor(o.out);
+  const int horizon = int(engine.config().layers.size()) - 1;
+  // A thread of its own does: each product is short.
+  ThreadPool inline_pool(1);
+  const auto backend = make_backend(DeviceChoice{}, inline_pool, engine.options());
+  const auto stream = backend->make_stream();
+  const PredictorContext context{engine.model(), *backend, 1, horizon, &trained};
+  std::vector<std::unique_ptr<Predictor>> made;
+  for (const char* name : {"gate-ahead-plain", "gate-ahead"}) made.push_back(make_predictor(name, context));
+  for (const PredictorInfo& info : predictors())
+    if (info.trained && trained.has(info.name)) made.push_back(make_predictor(info.name, context));
+  std::vector<Predictor*> all;
+  for (const auto& p : made) all.push_back(p.get());
+  std::vector<std::string> names;
+  std::vector<std::vector<RecallTable>> tables;
+  RecallOptions options;
+  options.window = std::min<int64_t>(1024, engine.context_length()), options.most = o.eval_tokens;
+  for (const NamedText& text : held_out) {
+    Progress progress("judging on " + text.name, o.common.quiet, "tokens");
+    names.push_back(text.name);
+    tables.push_back(measure_recall(engine, all, *stream, text.tokens, options, [&](uint64_t done) {
+      progress(done, uint64_t(std::min<int64_t>(o.eval_tokens, int64_t(text.tokens.size()))));
+    }));
+  }
+  log.info(
+      "recall in percent of the routed experts among the k and 2k likeliest, sets that are exact and at least half "
+      "right:");
+  fmt::print("{}", recall_text(names, tables));
+  for (const Predictor* p : all) log.info("{}: {} numbers of its own", p->name(), p->parameters());
+}
+
+int run_train(const TrainCommand& o) {
+  namespace fs = std::filesystem;
+  o.common.check();
+  EF_CHECK(!o.text.empty(), ConfigError, "--text: expected files to train on, found none");
+  EF_CHECK(!o.out.empty(), ConfigError, "--output: expected the file to write, found none");
+  EF_CHECK(o.force || !fs::exists(o.out), ConfigError, "--output {}: the file is there already (--force replaces it)",
+           o.out);
+  EF_CHECK(o.prediction_horizon >= 1 && o.prediction_horizon <= kMaxLayers, ConfigError,
+           "--prediction-horizon: expected 1 to {}, found {}", kMaxLayers, o.prediction_horizon);
+  EF_CHECK(o.max_tokens >= 256, ConfigError, "--max-tokens: expected at least 256, found {}", o.max_tokens);
+  EF_CHECK(o.eval_tokens >= 0, ConfigError, "--eval-tokens: expected 0 or more, found {}", o.eval_tokens);
+  const FormatInfo* format = find_format(o.format);
+  EF_CHECK(format && format->quantize, ConfigError, "--format: expected F32, F16, Q8_0, Q5_0 or Q4_0, found \"{}\"",
+           o.format);
+  const TrainPredictorOptions options = training_options(o);
+  const auto log = o.common.make_log();
+  EngineOptions engine_options = o.engine;
+  if (engine_options.ctx_size == -1) engine_options.ctx_size = 1024;
+  auto files = open_model(o.common.model);
+  const auto tokenizer = load_tokenizer(files->checkpoint);
+  EF_CHECK(tokenizer.has_value(), ModelError, "{}: training needs a tokenizer, the model brings none", o.common.model);
+  std::vector<NamedText> texts, held_out;
+  for (const std::string& file : o.text) texts.push_back(read_text("--text", file, *tokenizer));
+  for (const std::string& file : o.eval_text) held_out.push_back(read_text("--eval-text", file, *tokenizer));
+  if (held_out.empty() && o.eval_tokens > 0) {
+    constexpr int64_t kWindow = 1024;
+    for (NamedText& text : texts) {
+      auto [train, held] = hold_out(text, kWindow);
+      text = std::move(train);
+      if (!held.tokens.empty()) held_out.push_back(std::move(held));
+    }
+  }
+  const uint64_t bytes =
+      uint64_t(o.max_tokens) *
+      StepSamples::bytes_a_token(int(files->config.layers.size()), files->config.hidden, files->config.router.experts);
+  log->info("up to {} tokens are kept in {} of memory", o.max_tokens, human_bytes(bytes));
+  const auto engine = load_engine(o.common, engine_options, *log);
+  const auto start = std::chrono::steady_clock::now();
+  const auto since = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  std::unique_ptr<Progress> progress;
+  std::string stage;
+  const TrainedPredictor trained =
+      train_predictor(*engine, texts, options, [&](const char* what, uint64_t done, uint64_t total) {
+        if (stage != what)
+          progress = std::make_unique<Progress>(stage = what, o.common.quiet, stage == "training" ? "heads" : "tokens");
+        (*progress)(done, total);
+      });
+  progress.reset();
+  if (o.force) fs::remove(o.out);
+  write_predictor(trained, format->format, o.license, o.out);
+  log->info("{}: {} after {:.1f} s", o.out, human_bytes(fs::file_size(o.out)), since());
+  if (o.eval_tokens > 0 && !held_out.empty()) judge(o, *engine, held_out, *log);
+  return 0;
+}
+
+}  // namespace
+
+void add_train_predictor(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<TrainCommand>();
+  CLI::App* command = app.add_subcommand("train-predictor", "Train what guesses the next layers' experts, from text");
+  bind_options(*command, options->common);
+  command->add_option("--text", options->text,
+                      "text files to train on, one a domain; documents are separated by <|endoftext|>");
+  command->add_option("--eval-text", options->eval_text,
+                      "text files to judge on; none: a tenth of the others is held out");
+  bind_options(*command, *options);
+  bind_options(*command, options->engine);
+  command->callback([options, &exit_code] { exit_code = run_train(*options); });
+}
+
+}  // namespace ef::cli

@@ -1,0 +1,69 @@
+// Everything that a file holds as one predictor: before attention the pre-attention heads, after the router the hybrid,
+// and gate-ahead wherever neither was trained.
+#include "expertflow/predict/predictor_table.h"
+#include "expertflow/predict/trained.h"
+
+namespace ef {
+namespace {
+
+class TrainedSet final : public Predictor {
+ public:
+  explicit TrainedSet(const PredictorContext& context) {
+    struct Part {
+      std::string_view kind;
+      std::unique_ptr<Predictor> (*make)(const PredictorContext&);
+    };
+    for (const Part& part :
+         {Part{"pre-attention", make_pre_attention}, {"hybrid", make_hybrid}, {"linear", make_linear}})
+      if (context.trained->has(part.kind)) parts_.push_back(part.make(context));
+    parts_.push_back(make_gate_ahead(context));
+  }
+  std::string_view name() const override { return "trained"; }
+  bool covers(StepPoint point, LayerId layer, LayerId target) const override { return part(point, layer, target); }
+  PredictorCost cost(StepPoint point, LayerId layer, LayerId target) const override {
+    return part(point, layer, target)->cost(point, layer, target);
+  }
+  uint64_t parameters() const override {
+    uint64_t all = 0;
+    for (const auto& p : parts_) all += p->parameters();
+    return all;
+  }
+  void begin_step(const StepStart& start) override {
+    for (const auto& p : parts_) p->begin_step(start);
+  }
+  void observe(const StepView& view) override {
+    for (const auto& p : parts_) p->observe(view);
+  }
+  void queue(const StepView& view, LayerId first, LayerId last, Stream& stream) override {
+    point_ = view.point, layer_ = view.layer;
+    // Runs of targets that one part answers for.
+    for (LayerId target = first; target <= last;) {
+      Predictor* const p = part(point_, layer_, target);
+      LayerId end = target + 1;
+      while (end <= last && (part(point_, layer_, end) == p || !part(point_, layer_, end))) ++end;
+      if (p) p->queue(view, target, end - 1, stream);
+      target = end;
+    }
+  }
+  void finish(LayerId target, float* probabilities) override {
+    part(point_, layer_, target)->finish(target, probabilities);
+  }
+
+ private:
+  Predictor* part(StepPoint point, LayerId layer, LayerId target) const {
+    for (const auto& p : parts_)
+      if (p->covers(point, layer, target)) return p.get();
+    return nullptr;
+  }
+  std::vector<std::unique_ptr<Predictor>> parts_;
+  StepPoint point_ = StepPoint::kRouted;
+  LayerId layer_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Predictor> make_trained_set(const PredictorContext& context) {
+  return std::make_unique<TrainedSet>(context);
+}
+
+}  // namespace ef

@@ -145,6 +145,7 @@ void ExpertCache::release(StepId step, ExpertKey key) {
 void ExpertCache::touch(const Request& request, Entry& entry) {
   entry.touched_step = request.step;
   entry.touched_event = events_;
+  entry.unused = false;
   if (!request.transient && entry.transient) {
     entry.transient = false;
     transient_pages_ -= entry.extent.pages;
@@ -200,6 +201,17 @@ void ExpertCache::judge_reserved(const Request& request) {
     entry.transient = true;
     return true;
   });
+}
+
+std::optional<ExpertCache::Grant> ExpertCache::preload(ExpertKey key) {
+  const std::lock_guard lock(mutex_);
+  if (at(key).state != ExpertState::kAbsent || pool_.largest_free() < slot_pages(key.layer)) return std::nullopt;
+  return place(key, false);
+}
+
+void ExpertCache::predict(std::span<const std::pair<ExpertKey, float>> likely) {
+  const std::lock_guard lock(mutex_);
+  policy_->on_prediction(likely);
 }
 
 uint64_t ExpertCache::reserved_bytes() const {
@@ -321,7 +333,7 @@ std::optional<ExpertCache::Grant> ExpertCache::reserve(ExpertKey key, LayerId cu
   // Promised to the newest open step: it goes last until that step has ended.
   if (!steps_.empty()) entry.touched_step = steps_.rbegin()->first;
   entry.touched_event = events_;
-  entry.reserved = true;
+  entry.reserved = entry.unused = true;
   reserved_.push_back(key);
   ++stats_.reserved;
   return granted;
@@ -361,6 +373,10 @@ void ExpertCache::evict(ExpertKey key) {
   table_[index_of(key)].store(-1, std::memory_order_release);
   --stats_.residents;
   ++stats_.evictions;
+  if (entry.unused) {
+    ++stats_.reserved_evicted;
+    stats_.reserved_evicted_bytes += geometry_.layers[size_t(key.layer)].slot_bytes;
+  }
   ++stats_.layers[size_t(key.layer)].evictions;
   free_slot(key, entry);
 }
@@ -370,7 +386,7 @@ void ExpertCache::free_slot(ExpertKey key, Entry& entry) {
   if (entry.transient) transient_pages_ -= entry.extent.pages;
   entry.transient = false;
   if (entry.reserved) std::erase(reserved_, key);
-  entry.reserved = false;
+  entry.reserved = entry.unused = false;
   entry.state = ExpertState::kAbsent;
   poison(entry.extent);
   pool_.release(entry.extent);

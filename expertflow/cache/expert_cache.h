@@ -56,6 +56,7 @@ struct CacheStats {
   uint64_t reserved_used = 0,
            reserved_late = 0;    ///< of them, asked for by their layer's next event; still in flight then
   uint64_t reserved_wasted = 0;  ///< of them, not asked for by it
+  uint64_t reserved_evicted = 0, reserved_evicted_bytes = 0;  ///< of them, evicted before anybody asked; bytes of slots
   uint64_t fills = 0, failed_fills = 0, cancelled_fills = 0, evictions = 0;
   uint64_t bytes_filled = 0;  ///< of slots
   uint64_t pool_bytes = 0, bytes_in_use = 0, bytes_in_flight = 0;
@@ -112,6 +113,10 @@ class ExpertCache {
   /// could make room. `current` is the layer being run.
   /// The layer's next event judges it: what it does not ask for is the first to leave.
   std::optional<Grant> reserve(ExpertKey key, LayerId current);
+  /// A slot in free memory for an expert that is not near; nobody has to leave for it.
+  std::optional<Grant> preload(ExpertKey key);
+  /// Tells the policy what is likely to be asked for soon.
+  void predict(std::span<const std::pair<ExpertKey, float>> likely);
   /// Bytes of the slots that reserve() gave out and no event has judged yet.
   uint64_t reserved_bytes() const;
 
@@ -149,7 +154,8 @@ class ExpertCache {
   struct Entry {
     ExpertState state = ExpertState::kAbsent;
     bool transient = false;
-    bool reserved = false;  // nobody has asked for it yet
+    bool reserved = false;  // its layer's event has not come yet
+    bool unused = false;    // reserved, and nobody has asked for it yet
     uint32_t pins = 0;
     Extent extent;
     StepId touched_step = 0;     // last step that asked for it

@@ -7,9 +7,17 @@
 
 namespace ef {
 
+namespace {
+
+struct CopyCancelled {};  // out of a fill
+
+}  // namespace
+
 CopyPipeline::CopyPipeline(ExpertReader& reader, ExpertCache& cache, const Clock& clock, CopyPipelineOptions options)
     : reader_(reader), cache_(cache), clock_(clock), options_(std::move(options)) {
   EF_CHECK(options_.workers >= 1, ConfigError, "copy pipeline: expected at least 1 reader, found {}", options_.workers);
+  lanes_.resize(size_t(options_.workers));
+  reader_.set_checkpoint([this](int lane, uint64_t done) { return checkpoint(lane, done); });
   try {
     for (int i = 0; i < options_.workers; ++i) threads_.emplace_back([this, i] { work(i); });
   } catch (const std::system_error& error) {
@@ -34,6 +42,7 @@ void CopyPipeline::stop() {
   }
   for (const Copy& job : left) cache_.fail(job.key, nullptr);
   wake_.notify_all();
+  resume_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -43,17 +52,53 @@ void CopyPipeline::submit(std::span<const Copy> copies, CopyPriority priority) {
     const std::lock_guard lock(mutex_);
     auto& queue = priority == CopyPriority::kDemand ? demand_ : prefetch_;
     queue.insert(queue.end(), copies.begin(), copies.end());
+    note_demand();
   }
   wake_.notify_all();
 }
 
+// Whether there is demand may have changed: counts its time, and lets prefetches go on.
+void CopyPipeline::note_demand() {
+  if (demanding() == demand_noted_) return;
+  demand_noted_ = !demand_noted_;
+  const Duration now = clock_.now();
+  if (demand_noted_) {
+    demand_since_ = now;
+  } else {
+    demand_total_ += now - demand_since_;
+    resume_.notify_all();
+    wake_.notify_all();
+  }
+}
+
 void CopyPipeline::promote(ExpertKey key) {
   const std::lock_guard lock(mutex_);
+  for (Lane& lane : lanes_) {
+    if (!lane.active || lane.key != key) continue;
+    lane.cancelled = false;
+    if (!lane.ahead) return;
+    lane.ahead = false;
+    --active_prefetches_;
+    ++active_demands_;
+    note_demand();
+    resume_.notify_all();
+    wake_.notify_all();
+    return;
+  }
   const auto it = std::find_if(prefetch_.begin(), prefetch_.end(), [&](const Copy& job) { return job.key == key; });
   if (it == prefetch_.end()) return;
   demand_.push_back(*it);
   prefetch_.erase(it);
+  note_demand();
   wake_.notify_one();
+}
+
+double CopyPipeline::progress(ExpertKey key) const {
+  const std::lock_guard lock(mutex_);
+  for (const Lane& lane : lanes_)
+    if (lane.active && lane.key == key)
+      return std::min(1., double(lane.done) / double(std::max<uint64_t>(1, reader_.file_bytes(key))));
+  return 0;
 }
 
 size_t CopyPipeline::cancel_prefetches(const std::function<bool(ExpertKey)>& which) {
@@ -63,6 +108,9 @@ size_t CopyPipeline::cancel_prefetches(const std::function<bool(ExpertKey)>& whi
     for (const Copy& job : prefetch_) (!which || which(job.key) ? taken : kept).push_back(job);
     prefetch_ = std::move(kept);
     stats_.cancelled += taken.size();
+    for (Lane& lane : lanes_)
+      if (lane.active && lane.ahead && (!which || which(lane.key))) lane.cancelled = true;
+    resume_.notify_all();
     if (active_ == 0 && demand_.empty() && prefetch_.empty()) idle_.notify_all();
   }
   for (const Copy& job : taken) cache_.fail(job.key, nullptr);
@@ -79,13 +127,20 @@ CopyStats CopyPipeline::stats() const {
   CopyStats out = stats_;
   out.queued = demand_.size() + prefetch_.size();
   out.active = active_;
-  out.busy_seconds = bandwidth_.busy_seconds(clock_.now());
+  for (const Copy& job : prefetch_) out.prefetch_bytes += reader_.file_bytes(job.key);
+  for (const Lane& lane : lanes_)
+    if (lane.active && lane.ahead) out.prefetch_bytes += reader_.file_bytes(lane.key) - lane.done;
+  const Duration now = clock_.now();
+  out.busy_seconds = bandwidth_.busy_seconds(now);
+  out.demand_busy_seconds = seconds(demand_noted_ ? demand_total_ + (now - demand_since_) : demand_total_);
   out.bytes_per_second = bandwidth_.bytes_per_second();
   return out;
 }
 
+// None beside a demand: it would take of the link what somebody waits for.
 bool CopyPipeline::may_prefetch() const {
-  return !prefetch_.empty() && active_prefetches_ < std::max<uint64_t>(1, uint64_t(options_.workers) / 2);
+  return !prefetch_.empty() && !demanding() &&
+         active_prefetches_ < std::max<uint64_t>(1, uint64_t(options_.workers) / 2);
 }
 
 void CopyPipeline::work(int lane) {
@@ -98,23 +153,49 @@ void CopyPipeline::work(int lane) {
     const Copy job = queue.front();
     queue.pop_front();
     ++active_;
-    active_prefetches_ += ahead;
+    ++(ahead ? active_prefetches_ : active_demands_);
+    lanes_[size_t(lane)] = {true, ahead, false, job.key, 0, 0};
     lock.unlock();
     copy(job, lane);
     lock.lock();
-    --active_;
-    active_prefetches_ -= ahead;
-    if (active_ == 0 && demand_.empty() && prefetch_.empty()) idle_.notify_all();
+    finished(lane);
   }
 }
 
+void CopyPipeline::finished(int lane) {
+  --active_;
+  --(lanes_[size_t(lane)].ahead ? active_prefetches_ : active_demands_);
+  lanes_[size_t(lane)] = {};
+  note_demand();
+  if (active_ == 0 && demand_.empty() && prefetch_.empty()) idle_.notify_all();
+}
+
+// A prefetch under way lets demands go first. With one worker there is nobody else to serve them: it goes on.
+uint64_t CopyPipeline::checkpoint(int lane_index, uint64_t done) {
+  std::unique_lock lock(mutex_);
+  Lane& lane = lanes_[size_t(lane_index)];
+  lane.done = done;
+  const auto ended = [&] { return lane.ahead && (lane.cancelled || stop_); };
+  const auto waits = [&] { return lane.ahead && options_.workers > 1 && demanding() && !ended(); };
+  if (waits()) {
+    ++stats_.pauses;
+    bandwidth_.end(clock_.now(), done - lane.told);
+    lane.told = done;
+    resume_.wait(lock, [&] { return !waits(); });
+    bandwidth_.begin(clock_.now());
+  }
+  if (ended()) throw CopyCancelled();
+  return lane.ahead ? options_.prefetch_part : UINT64_MAX;
+}
+
 void CopyPipeline::copy(const Copy& job, int lane) {
-  at("start", job.key);
   {
     const std::lock_guard lock(mutex_);
     bandwidth_.begin(clock_.now());
   }
+  at("start", job.key);
   std::exception_ptr error;
+  bool cancelled = false;
   uint64_t retries = 0, bytes = 0;
   for (int attempt = 0; attempt <= options_.retries; ++attempt) {
     if (attempt > 0) {
@@ -126,6 +207,10 @@ void CopyPipeline::copy(const Copy& job, int lane) {
       bytes = reader_.file_bytes(job.key);
       error = nullptr;
       break;
+    } catch (const CopyCancelled&) {
+      cancelled = true;
+      error = nullptr;
+      break;
     } catch (const DeviceError&) {
       error = std::current_exception();
     } catch (...) {  // bad content stays bad; whatever it was, it must reach the waiting step and not end this thread
@@ -135,14 +220,18 @@ void CopyPipeline::copy(const Copy& job, int lane) {
   }
   {
     const std::lock_guard lock(mutex_);
-    bandwidth_.end(clock_.now(), bytes);
+    const Lane& state = lanes_[size_t(lane)];
+    const uint64_t came = cancelled ? state.done : bytes;
+    bandwidth_.end(clock_.now(), came > state.told ? came - state.told : 0);
     stats_.bytes_read += bytes;
     stats_.retries += retries;
-    ++(error ? stats_.failed : stats_.copies);
+    if (cancelled) stats_.bytes_cancelled += state.done;
+    if (state.ahead) stats_.bytes_ahead += bytes;
+    ++(cancelled ? stats_.cancelled : error ? stats_.failed : stats_.copies);
   }
-  if (error) {
+  if (cancelled || error) {
     cache_.fail(job.key, error);
-    at("fail", job.key);
+    at(cancelled ? "cancel" : "fail", job.key);
   } else {
     at("filled", job.key);
     cache_.complete(job.key);

@@ -132,21 +132,23 @@ void DiskReader::fill(ExpertKey key, std::span<std::byte> slot, int lane) {
   EF_DCHECK(lane >= 0 && size_t(lane) < lanes_.size());
   try {
     if (const ExpertImage* image = store_.image(key))
-      read_image(key, *image, slot, lanes_[size_t(lane)]);
+      read_image(key, *image, slot, lane);
     else
-      read_units(key, slot, lanes_[size_t(lane)]);
+      read_units(key, slot, lane);
   } catch (const DeviceError& error) {
     fail<DeviceError>("layer {}, expert {}: {}", key.layer, key.expert, error.what());
   }
 }
 
-// As many units as staging takes, from `first` on; the index behind the last. Requests are one a range, in order.
-size_t DiskReader::place_batch(const std::vector<FillUnit>& units, size_t first, Lane& lane,
+// As many units as staging takes and `most` allows, from `first` on; the index behind the last. Requests are one a
+// range, in order.
+size_t DiskReader::place_batch(const std::vector<FillUnit>& units, size_t first, uint64_t most, Lane& lane,
                                std::vector<ReadRequest>& requests) const {
   requests.clear();
+  const uint64_t room = std::min<uint64_t>(most, lane.staging.size());
   uint64_t at = 0;
   size_t i = first;
-  for (; i < units.size() && (i == first || at + room_for(units[i]) <= lane.staging.size()); ++i)
+  for (; i < units.size() && (i == first || at + room_for(units[i]) <= room); ++i)
     for (const ByteRange& range : units[i].ranges) {
       const ReadFile& file = *files_[size_t(range.file)];
       const uint64_t begin = round_down(range.offset, file.offset_alignment());
@@ -159,14 +161,16 @@ size_t DiskReader::place_batch(const std::vector<FillUnit>& units, size_t first,
   return i;
 }
 
-void DiskReader::read_units(ExpertKey key, std::span<std::byte> slot, Lane& lane) const {
+void DiskReader::read_units(ExpertKey key, std::span<std::byte> slot, int lane_index) {
+  Lane& lane = lanes_[size_t(lane_index)];
+  uint64_t done = 0;
   const std::vector<FillUnit> units = store_.units(key);
   std::vector<ReadRequest> requests;
   std::vector<const std::byte*> raw;
   std::vector<std::pair<size_t, size_t>> of;  // by request: its unit, and the unit's first request
   std::vector<size_t> missing;                // by unit: ranges still to come
   for (size_t first = 0; first < units.size();) {
-    const size_t end = place_batch(units, first, lane, requests);
+    const size_t end = place_batch(units, first, checkpoint(lane_index, done), lane, requests);
     raw.clear(), of.clear(), missing.clear();
     for (size_t u = first; u < end; ++u) {
       const size_t begin = raw.size();
@@ -182,6 +186,8 @@ void DiskReader::read_units(ExpertKey key, std::span<std::byte> slot, Lane& lane
       if (--missing[unit - first] == 0)
         store_.unpack(key, units[unit], std::span(raw).subspan(begin, units[unit].ranges.size()), slot);
     });
+    for (size_t u = first; u < end; ++u)
+      for (const ByteRange& range : units[u].ranges) done += range.bytes;
     first = end;
   }
   for (size_t i = 0, last = size_t(-1); i < units.size(); ++i)
@@ -189,14 +195,20 @@ void DiskReader::read_units(ExpertKey key, std::span<std::byte> slot, Lane& lane
       if (const size_t file = size_t(range.file); file != last) files_[last = file]->check_unchanged();
 }
 
-void DiskReader::read_image(ExpertKey key, const ExpertImage& image, std::span<std::byte> slot, Lane& lane) {
+void DiskReader::read_image(ExpertKey key, const ExpertImage& image, std::span<std::byte> slot, int lane_index) {
+  Lane& lane = lanes_[size_t(lane_index)];
   const ReadFile& file = *files_[size_t(image.file)];
   const std::span<std::byte> to = slot.first(image.bytes);
   EF_DCHECK(image.offset % file.offset_alignment() == 0 && image.bytes % file.offset_alignment() == 0);
   EF_DCHECK(reinterpret_cast<uintptr_t>(to.data()) % file.memory_alignment() == 0);
   const auto read = [&] {
-    const ReadRequest request{&file, image.offset, to, image.bytes};
-    lane.queue->read({&request, 1}, [](size_t) {});
+    for (uint64_t done = 0; done < image.bytes;) {
+      const uint64_t most = round_down(std::max<uint64_t>(checkpoint(lane_index, done), kPage), kPage);
+      const uint64_t bytes = std::min(most, image.bytes - done);
+      const ReadRequest request{&file, image.offset + done, to.subspan(done, bytes), bytes};
+      lane.queue->read({&request, 1}, [](size_t) {});
+      done += bytes;
+    }
     file.check_unchanged();
     store_.finish_image(key, slot);
   };

@@ -65,9 +65,9 @@ class DiskReader final : public ExpertReader {
   void open_files(const DiskReaderOptions& options);
   void open_queues(const DiskReaderOptions& options);
   void register_staging();
-  void read_units(ExpertKey key, std::span<std::byte> slot, Lane& lane) const;
-  void read_image(ExpertKey key, const ExpertImage& image, std::span<std::byte> slot, Lane& lane);
-  size_t place_batch(const std::vector<FillUnit>& units, size_t first, Lane& lane,
+  void read_units(ExpertKey key, std::span<std::byte> slot, int lane);
+  void read_image(ExpertKey key, const ExpertImage& image, std::span<std::byte> slot, int lane);
+  size_t place_batch(const std::vector<FillUnit>& units, size_t first, uint64_t most, Lane& lane,
                      std::vector<ReadRequest>& requests) const;
 
   const ExpertStore& store_;

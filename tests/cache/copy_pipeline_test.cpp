@@ -10,6 +10,7 @@
 #include <set>
 
 #include "expertflow/base/errors.h"
+#include "expertflow/transfer/paced_reader.h"
 #include "tests/support/seq_points.h"
 
 namespace ef {
@@ -40,6 +41,11 @@ class FakeReader final : public ExpertReader {
     }
     std::fill(slot.begin(), slot.begin() + long(slot.size() / 2), std::byte{0xee});
     if (before) before(key, attempt);
+    if (part)
+      for (uint64_t done = 0; done < 100; done += 25) {
+        part(key, done);
+        checkpoint(lane, done);
+      }
     std::fill(slot.begin(), slot.end(), pattern(key));
   }
   int attempts(ExpertKey key) const {
@@ -47,6 +53,7 @@ class FakeReader final : public ExpertReader {
     return attempts_[key];
   }
   std::function<void(ExpertKey, int attempt)> before;
+  std::function<void(ExpertKey, uint64_t done)> part;  ///< called before a look at the queue, if set
 
  private:
   struct LaneGuard {
@@ -193,6 +200,146 @@ TEST_F(CopyPipelineTest, PrefetchesLeaveReadersForDemands) {
   points_.let_go("start 0.1");
   pipeline_->drain();
   for (ExpertId e = 0; e < 4; ++e) EXPECT_TRUE(resident(e)) << e;
+}
+
+TEST_F(CopyPipelineTest, NoPrefetchBeginsBesideADemand) {
+  start(4);
+  points_.hold("start 0.0");
+  submit({0}, CopyPriority::kDemand);
+  points_.wait_for("start 0.0");
+  submit({1}, CopyPriority::kPrefetch);
+  submit({2}, CopyPriority::kDemand);
+  points_.wait_for("complete 0.2");
+  EXPECT_TRUE(points_.log("start 0.1").empty());
+  EXPECT_EQ(pipeline_->stats().prefetch_bytes, 100u);
+  points_.let_go("start 0.0");
+  pipeline_->drain();
+  EXPECT_TRUE(resident(1));
+  EXPECT_EQ(pipeline_->stats().bytes_ahead, 100u);
+}
+
+// Named points of a fill: "part L.E DONE".
+class PrefetchUnderWay : public CopyPipelineTest {
+ protected:
+  PrefetchUnderWay() {
+    reader_.part = [this](ExpertKey key, uint64_t done) {
+      points_.pass(fmt::format("part {}.{} {}", key.layer, key.expert, done));
+    };
+  }
+  // Prefetch 0 is held with 50 of its 100 bytes read.
+  void start_half() {
+    start(2);
+    points_.hold("part 0.0 50");
+    submit({0}, CopyPriority::kPrefetch);
+    points_.wait_for("part 0.0 50");
+  }
+};
+
+TEST_F(PrefetchUnderWay, WaitsForDemands) {
+  start_half();
+  points_.hold("part 0.1 75");
+  submit({1}, CopyPriority::kDemand);
+  points_.wait_for("part 0.1 75");
+  points_.let_go("part 0.0 50");
+  while (pipeline_->stats().pauses == 0) std::this_thread::yield();
+  EXPECT_DOUBLE_EQ(pipeline_->progress({0, 0}), 0.5);
+  points_.let_go("part 0.1 75");
+  pipeline_->drain();
+  EXPECT_TRUE(resident(0));
+  EXPECT_TRUE(resident(1));
+  const auto parts = points_.log("part 0.0 75");
+  ASSERT_EQ(parts.size(), 1u);
+  const auto all = points_.log();
+  const auto place = [&](const std::string& point) { return std::find(all.begin(), all.end(), point) - all.begin(); };
+  EXPECT_LT(place("filled 0.1"), place("part 0.0 75"));
+}
+
+TEST_F(PrefetchUnderWay, GoesOnWhenPromoted) {
+  start_half();
+  points_.hold("part 0.1 75");
+  submit({1}, CopyPriority::kDemand);
+  points_.wait_for("part 0.1 75");
+  points_.let_go("part 0.0 50");
+  while (pipeline_->stats().pauses == 0) std::this_thread::yield();
+  pipeline_->promote({0, 0});
+  points_.wait_for("complete 0.0");
+  EXPECT_EQ(pipeline_->stats().bytes_ahead, 0u) << "somebody asked for it";
+  points_.let_go("part 0.1 75");
+  pipeline_->drain();
+}
+
+TEST_F(PrefetchUnderWay, EndsWhenCancelled) {
+  start_half();
+  EXPECT_EQ(pipeline_->cancel_prefetches(), 0u) << "none was queued";
+  points_.let_go("part 0.0 50");
+  pipeline_->drain();
+  EXPECT_EQ(state(0), ExpertState::kAbsent);
+  EXPECT_EQ(error(0), "");
+  const CopyStats stats = pipeline_->stats();
+  EXPECT_EQ(stats.cancelled, 1u);
+  EXPECT_EQ(stats.bytes_cancelled, 50u);
+  EXPECT_EQ(stats.bytes_read, 0u);
+  EXPECT_EQ(cache_->stats().bytes_in_use, 0u);
+  reader_.part = {};
+  submit({0}, CopyPriority::kDemand);
+  pipeline_->drain();
+  EXPECT_TRUE(resident(0));
+}
+
+TEST_F(PrefetchUnderWay, IsKeptWhenItIsAskedForAfterAll) {
+  start_half();
+  pipeline_->cancel_prefetches();
+  pipeline_->promote({0, 0});
+  points_.let_go("part 0.0 50");
+  pipeline_->drain();
+  EXPECT_TRUE(resident(0));
+}
+
+TEST_F(PrefetchUnderWay, TheOnlyReaderDoesNotWaitForItself) {
+  start(1);
+  points_.hold("part 0.0 50");
+  submit({0}, CopyPriority::kPrefetch);
+  points_.wait_for("part 0.0 50");
+  submit({1}, CopyPriority::kDemand);
+  points_.let_go("part 0.0 50");
+  pipeline_->drain();
+  EXPECT_TRUE(resident(0));
+  EXPECT_TRUE(resident(1));
+}
+
+TEST_F(CopyPipelineTest, TheTimeOfDemandsIsCounted) {
+  start(1);
+  reader_.before = [this](ExpertKey, int) { clock_.advance(std::chrono::milliseconds(250)); };
+  submit({0, 1}, CopyPriority::kDemand);
+  pipeline_->drain();
+  submit({2}, CopyPriority::kPrefetch);
+  pipeline_->drain();
+  const CopyStats stats = pipeline_->stats();
+  EXPECT_DOUBLE_EQ(stats.demand_busy_seconds, 0.5);
+  EXPECT_DOUBLE_EQ(stats.busy_seconds, 0.75);
+}
+
+// 1 MB at 1 MB/s behind a reader that takes 0.3 s itself: a second in all, and the next one a second more.
+TEST(PacedReader, TakesWhatTheLinkTakes) {
+  class Slow final : public ExpertReader {
+   public:
+    explicit Slow(ManualClock& clock) : clock_(clock) {}
+    uint64_t file_bytes(ExpertKey) const override { return 1000000; }
+    void fill(ExpertKey, std::span<std::byte>, int) override { clock_.advance(std::chrono::milliseconds(300)); }
+
+   private:
+    ManualClock& clock_;
+  };
+  ManualClock clock;
+  Slow slow(clock);
+  PacedReader paced(slow, 1e6, clock, [&](Duration until) { clock.advance(until - clock.now()); });
+  paced.fill({0, 0}, {}, 0);
+  EXPECT_NEAR(seconds(clock.now()), 1, 1e-6);
+  paced.fill({0, 1}, {}, 0);
+  EXPECT_NEAR(seconds(clock.now()), 2, 1e-6);
+  clock.advance(std::chrono::seconds(10));
+  paced.fill({0, 2}, {}, 0);
+  EXPECT_NEAR(seconds(clock.now()), 13, 1e-6) << "idle time is not saved up";
 }
 
 TEST_F(CopyPipelineTest, OnlyWhatIsPickedIsCancelled) {

@@ -20,6 +20,7 @@ void add_convert(CLI::App& app, int& exit_code);
 void add_quantize(CLI::App& app, int& exit_code);
 void add_pull(CLI::App& app, int& exit_code);
 void add_pack(CLI::App& app, int& exit_code);
+void add_replay(CLI::App& app, int& exit_code);
 void add_serve(CLI::App& app, int& exit_code);
 void add_train_predictor(CLI::App& app, int& exit_code);
 
@@ -31,6 +32,7 @@ inline constexpr Command kCommands[] = {
     {"run", add_run},         {"serve", add_serve},     {"bench", add_bench},
     {"inspect", add_inspect}, {"verify", add_verify},   {"perplexity", add_perplexity},
     {"widen", add_widen},     {"convert", add_convert}, {"quantize", add_quantize},
-    {"pull", add_pull},       {"pack", add_pack},       {"train-predictor", add_train_predictor}};
+    {"pull", add_pull},       {"pack", add_pack},       {"train-predictor", add_train_predictor},
+    {"replay", add_replay}};
 
 }  // namespace ef::cli

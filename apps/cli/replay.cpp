@@ -1,0 +1,193 @@
+#include "expertflow/replay/report.h"
+
+#include <charconv>
+#include <fstream>
+#include <thread>
+
+#include "apps/cli/commands.h"
+#include "apps/cli/common.h"
+#include "apps/cli/options_cli11.h"
+#include "expertflow/base/errors.h"
+#include "expertflow/cache/policy.h"
+
+namespace ef::cli {
+
+namespace {
+
+struct ReplayCommand {
+  std::vector<std::string> traces;
+  std::string policies = "next-use", predictors = "none", distances = "1", budgets = "40%", bandwidths = "1";
+  double latency_us = 0, layer_time_us = 0, before_router = 0.4;
+  int engines = 1, most_distance = 8, most_candidates = 0;
+  double least_probability = 0.25, pool_share = 0.25;
+  bool ignore_link = false, split_rows = false, quiet = false;
+  int64_t max_tokens = 0, expert_bytes = 0;
+  std::string link_changes, output = "md", svg;
+  int threads = 0;
+
+  template <class Visitor>
+  void for_each(Visitor&& visit) {
+    visit(traces, {"--trace", "trace file that --record-trace wrote (repeat)"});
+    visit(policies, {"--policy", "eviction policies, separated by commas, or 'all'"});
+    visit(predictors, {"--predictor",
+                       "who says what comes next: none, oracle, previous-token, frequency, transitions; separated by "
+                       "commas, or 'all'"});
+    visit(distances, {"--distance", "layers that are looked ahead, separated by commas; 'auto' adapts"});
+    visit(budgets, {"--expert-memory", "budgets as shares of all experts: 15%,25%,40%"});
+    visit(bandwidths, {"--bandwidth", "of the link, GB/s, separated by commas"});
+    visit(latency_us, {"--latency", "of each copy, microseconds"});
+    visit(engines, {"--copy-engines", "copies at once, which share the bandwidth"});
+    visit(layer_time_us, {"--layer-time", "microseconds that a layer computes; 0: as recorded"});
+    visit(before_router, {"--before-router", "share of a layer's compute that passes before its router has chosen"});
+    visit(most_distance, {"--max-distance", "largest distance that 'auto' may choose"});
+    visit(least_probability, {"--min-probability", "of an expert that is copied ahead"});
+    visit(most_candidates, {"--prediction-topk", "experts of a layer that are copied ahead at most; 0: no limit"});
+    visit(pool_share, {"--ahead-share", "of the budget, for experts that no layer has asked for yet"});
+    visit(ignore_link, {"--ahead-unbounded", "copy ahead more than the link can carry until the layer's turn"});
+    visit(link_changes, {"--bandwidth-changes", "TOKEN:GB/s,...: the link's bandwidth from that token on"});
+    visit(split_rows, {"--split-rows", "each row of a step as a step of its own, as decoding would have been"});
+    visit(max_tokens, {"--max-tokens", "of each trace; 0: all"});
+    visit(expert_bytes, {"--expert-bytes", "bytes of an expert, of every layer; 0: as recorded"});
+    visit(output, {"-o,--output", "md, json or csv"});
+    visit(svg, {"--svg", "also draw bytes copied by residency into this file"});
+    visit(threads, {"-t,--threads", "replays at once; 0: all processors"});
+    visit(quiet, {"-q,--quiet", "no progress on stderr"});
+  }
+};
+
+std::vector<std::string> split(const std::string& text, const char* flag) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    EF_CHECK(!parts.back().empty(), ConfigError, "{}: expected a list without empty members, found \"{}\"", flag, text);
+    begin = end + 1;
+  }
+  return parts;
+}
+
+double number(const std::string& text, const char* flag, double least, double most) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  EF_CHECK(error == std::errc() && end == text.data() + text.size() && value >= least && value <= most, ConfigError,
+           "{}: expected a number from {} to {}, found \"{}\"", flag, least, most, text);
+  return value;
+}
+
+std::vector<std::pair<uint64_t, double>> link_changes(const std::string& text) {
+  const char* flag = "--bandwidth-changes";
+  std::vector<std::pair<uint64_t, double>> changes;
+  if (text.empty()) return changes;
+  for (const std::string& part : split(text, flag)) {
+    const size_t colon = part.find(':');
+    EF_CHECK(colon != std::string::npos, ConfigError, "{}: expected TOKEN:GB/s, found \"{}\"", flag, part);
+    const auto token = uint64_t(number(part.substr(0, colon), flag, 0, 1e15));
+    EF_CHECK(changes.empty() || token > changes.back().first, ConfigError,
+             "{}: expected ascending tokens, found \"{}\"", flag, text);
+    changes.push_back({token, 1e9 * number(part.substr(colon + 1), flag, 1e-6, 1e6)});
+  }
+  return changes;
+}
+
+SweepOptions sweep_options(const ReplayCommand& o) {
+  SweepOptions s;
+  s.policies.clear();
+  if (o.policies == "all") {
+    for (const PolicyInfo& info : policies()) s.policies.emplace_back(info.name);
+  } else {
+    s.policies = split(o.policies, "--policy");
+  }
+  for (const std::string& name : s.policies) make_policy(name, {1, nullptr, 0});  // refuses unknown names early
+  s.predictors.clear();
+  if (o.predictors == "all") {
+    for (const ForecastInfo& info : forecasts()) s.predictors.emplace_back(info.name);
+  } else {
+    s.predictors = split(o.predictors, "--predictor");
+  }
+  s.distances.clear();
+  for (const std::string& part : split(o.distances, "--distance"))
+    s.distances.push_back(part == "auto" ? 0 : int(number(part, "--distance", 1, 256)));
+  s.shares.clear();
+  for (std::string part : split(o.budgets, "--expert-memory")) {
+    EF_CHECK(part.back() == '%', ConfigError, "--expert-memory: expected a share such as 40%, found \"{}\"", part);
+    part.pop_back();
+    s.shares.push_back(number(part, "--expert-memory", 0.001, 100) / 100);
+  }
+  s.bandwidths.clear();
+  for (const std::string& part : split(o.bandwidths, "--bandwidth"))
+    s.bandwidths.push_back(1e9 * number(part, "--bandwidth", 1e-6, 1e6));
+  const auto range = [](const char* flag, double value, double least, double most) {
+    EF_CHECK(value >= least && value <= most, ConfigError, "{}: expected {} to {}, found {}", flag, least, most, value);
+  };
+  range("--latency", o.latency_us, 0, 1e9);
+  range("--layer-time", o.layer_time_us, 0, 1e9);
+  range("--min-probability", o.least_probability, 0, 1);
+  range("--ahead-share", o.pool_share, 0, 1);
+  range("--before-router", o.before_router, 0, 0.99);
+  range("--max-distance", o.most_distance, 1, 256);
+  range("--prediction-topk", o.most_candidates, 0, 65536);
+  range("--copy-engines", o.engines, 1, 64);
+  range("--max-tokens", double(o.max_tokens), 0, 1e15);
+  range("--expert-bytes", double(o.expert_bytes), 0, 4e9);
+  ReplayOptions& base = s.base;
+  base.link.latency = Duration(int64_t(o.latency_us * 1e3));
+  base.link.engines = o.engines;
+  base.before_router = o.before_router;
+  base.most_distance = o.most_distance;
+  base.least_probability = float(o.least_probability);
+  base.most_candidates = o.most_candidates;
+  base.pool_share = o.pool_share;
+  base.within_link = !o.ignore_link;
+  base.link_changes = link_changes(o.link_changes);
+  check_threads(o.threads);
+  s.threads = o.threads > 0 ? o.threads : int(std::max(1u, std::thread::hardware_concurrency()));
+  return s;
+}
+
+int run_replay(const ReplayCommand& o) {
+  EF_CHECK(!o.traces.empty(), ConfigError, "--trace: expected a trace file, found none");
+  EF_CHECK(o.output == "md" || o.output == "json" || o.output == "csv", ConfigError,
+           "--output: expected md, json or csv, found \"{}\"", o.output);
+  const SweepOptions options = sweep_options(o);
+  WorkloadOptions workload_options;
+  workload_options.split_rows = o.split_rows;
+  workload_options.max_tokens = uint64_t(o.max_tokens);
+  workload_options.layer_seconds = o.layer_time_us * 1e-6;
+  workload_options.expert_bytes = uint64_t(o.expert_bytes);
+  std::vector<NamedWorkload> workloads;
+  for (const std::string& path : o.traces) {
+    auto trace = std::make_shared<Trace>(read_trace(path, false));
+    workloads.push_back(
+        {std::filesystem::path(path).stem().string(), make_workload(std::move(trace), workload_options)});
+  }
+  for (const std::string& name : options.predictors) make_forecast(name, workloads.front().workload);
+  std::vector<SweepRow> rows;
+  {
+    Progress progress("replaying", o.quiet, "runs");
+    rows = sweep(
+        workloads, options,
+        [](std::string_view name, const NamedWorkload& w) { return make_forecast(name, w.workload); },
+        [&](uint64_t done, uint64_t all) { progress(done, all); });
+  }
+  if (o.output == "md") fmt::print("{}", replay_table(rows));
+  if (o.output == "json") fmt::print("{}\n", replay_json(rows).dump(1));
+  if (o.output == "csv") fmt::print("{}", replay_csv(rows));
+  if (!o.svg.empty()) {
+    std::ofstream file(o.svg);
+    file << replay_svg(rows);
+    EF_CHECK(file.good(), ConfigError, "--svg: cannot write {}", o.svg);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_replay(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<ReplayCommand>();
+  CLI::App* command =
+      app.add_subcommand("replay", "Recorded traces under a virtual clock: policies, predictors, distances, budgets");
+  bind_options(*command, *options);
+  command->callback([options, &exit_code] { exit_code = run_replay(*options); });
+}
+
+}  // namespace ef::cli

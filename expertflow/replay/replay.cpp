@@ -1,0 +1,407 @@
+#include "expertflow/replay/replay.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "expertflow/base/errors.h"
+#include "expertflow/cache/expert_cache.h"
+
+namespace ef {
+namespace {
+
+// Addresses for slots that nobody touches.
+class AddressRange {
+ public:
+  explicit AddressRange(uint64_t bytes) : bytes_(bytes) {
+    data_ = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    EF_CHECK(data_ != MAP_FAILED, ConfigError, "budget: no addresses for {} bytes", bytes);
+  }
+  ~AddressRange() { munmap(data_, bytes_); }
+  AddressRange(const AddressRange&) = delete;
+  AddressRange& operator=(const AddressRange&) = delete;
+  std::span<std::byte> bytes() const { return {static_cast<std::byte*>(data_), size_t(bytes_)}; }
+
+ private:
+  void* data_;
+  uint64_t bytes_;
+};
+
+// The policy with somebody who notes what leaves.
+class Watched final : public EvictionPolicy {
+ public:
+  Watched(std::unique_ptr<EvictionPolicy> policy, std::function<void(ExpertKey)> evicted)
+      : policy_(std::move(policy)), evicted_(std::move(evicted)) {}
+  std::string_view name() const override { return policy_->name(); }
+  void on_access(const AccessEvent& event) override { policy_->on_access(event); }
+  void on_insert(ExpertKey key) override { policy_->on_insert(key); }
+  void on_evict(ExpertKey key) override {
+    evicted_(key);
+    policy_->on_evict(key);
+  }
+  void on_prediction(std::span<const std::pair<ExpertKey, float>> ranked) override { policy_->on_prediction(ranked); }
+  void rank_victims(LayerId current, std::vector<ExpertKey>& out) override { policy_->rank_victims(current, out); }
+  PolicyCounters counters() const override { return policy_->counters(); }
+
+ private:
+  std::unique_ptr<EvictionPolicy> policy_;
+  std::function<void(ExpertKey)> evicted_;
+};
+
+class Run {
+ public:
+  Run(const Workload& workload, Forecast& forecast, const ReplayOptions& options)
+      : workload_(workload),
+        forecast_(forecast),
+        options_(options),
+        link_(options.link),
+        memory_(checked_pool(workload, options)),
+        controller_(controller_options(workload, options)) {
+    auto policy = std::make_unique<Watched>(make_policy(options.policy, {workload.layers(), &clock_, 0}),
+                                            [this](ExpertKey key) { on_evict(key); });
+    policy_ = policy.get();
+    cache_ = std::make_unique<ExpertCache>(workload.geometry, std::move(policy), memory_.bytes(),
+                                           ExpertCacheOptions{0.25, false});
+    for (const auto& layer : workload.geometry.layers) most_experts_ = std::max(most_experts_, size_t(layer.experts));
+  }
+
+  ReplayResult result() {
+    double distances = 0;
+    for (step_ = 0; step_ < workload_.steps.size(); ++step_) {
+      distance_ = adaptive() ? controller_.distance() : options_.distance;
+      distances += distance_;
+      run_step();
+    }
+    out_.steps = workload_.steps.size();
+    out_.tokens = workload_.tokens;
+    out_.total_seconds = seconds(clock_.now());
+    out_.mean_distance = distances / double(std::max<size_t>(1, out_.steps));
+    for (const auto& [key, bytes] : unused_) out_.bytes_wasted += bytes;
+    if (adaptive()) out_.distance = controller_.stats();
+    return std::move(out_);
+  }
+
+ private:
+  static uint64_t checked_pool(const Workload& workload, const ReplayOptions& o) {
+    EF_CHECK(o.distance >= 0 && o.most_distance >= 1, ConfigError,
+             "distance: expected 0 (adaptive) or more and a limit of 1 or more, found {} and {}", o.distance,
+             o.most_distance);
+    EF_CHECK(o.before_router >= 0 && o.before_router < 1, ConfigError,
+             "share before the router: expected 0 to below 1, found {}", o.before_router);
+    EF_CHECK(o.pool_share >= 0 && o.pool_share <= 1, ConfigError, "share for copies ahead: expected 0 to 1, found {}",
+             o.pool_share);
+    const uint64_t bytes = workload.geometry.pool_bytes(o.budget_bytes);
+    EF_CHECK(bytes >= workload.geometry.largest_footprint(), ConfigError,
+             "budget: {} bytes are too few: the largest expert takes {} (all experts {})", o.budget_bytes,
+             workload.geometry.largest_footprint(), workload.geometry.total_footprint());
+    return bytes;
+  }
+  static StepControllerOptions controller_options(const Workload& workload, const ReplayOptions& o) {
+    StepControllerOptions c;
+    c.most = o.most_distance;
+    double layers = 0, experts = 0, bytes = 0;
+    for (const auto& layer : workload.geometry.layers) {
+      layers += layer.experts > 0;
+      experts += layer.experts;
+      bytes += double(layer.experts) * double(layer.slot_bytes);
+    }
+    c.expert_bytes = experts > 0 ? bytes / experts : 0;
+    c.expected = double(workload.trace->header.top_k);
+    c.bandwidth = o.first_renewal > 0 ? o.first_renewal : o.link.bytes_per_second;
+    Duration first{0};
+    for (const Duration d : workload.steps.front().compute) first += d;
+    c.layer_seconds = seconds(first) / std::max(1., layers);
+    return c;
+  }
+  bool adaptive() const { return options_.distance == 0; }
+  uint64_t slot_bytes(ExpertKey key) const { return workload_.geometry.layers[size_t(key.layer)].slot_bytes; }
+
+  void run_step();
+  void run_layer(LayerId layer);
+  void advance(Duration to);
+  void open(LayerId layer, const TraceEvent& event);
+  void submit(std::span<const ExpertCache::Grant> grants, LayerId layer);
+  void copy_ahead(LayerId layer);
+  void compute(LayerId layer, const TraceEvent& event, Duration each);
+  void count_event(LayerId layer, const TraceEvent& event);
+  void end_step();
+  void change_link();
+  void on_evict(ExpertKey key) {
+    const auto it = unused_.find(key);
+    if (it == unused_.end()) return;
+    out_.bytes_wasted += it->second;
+    unused_.erase(it);
+  }
+
+  const Workload& workload_;
+  Forecast& forecast_;
+  const ReplayOptions& options_;
+  ManualClock clock_;
+  Link link_;
+  AddressRange memory_;
+  StepController controller_;
+  EvictionPolicy* policy_ = nullptr;
+  std::unique_ptr<ExpertCache> cache_;
+  size_t most_experts_ = 0, step_ = 0;
+  int distance_ = 1;
+  StepId id_ = 0;
+  ExpertCache::Request request_;
+  std::vector<ExpertCache::Grant> granted_, ready_;
+  std::vector<ExpertId> deferred_, coming_;
+  std::unordered_map<ExpertKey, uint64_t> unused_;  // copied ahead and there, not asked for; bytes
+  std::unordered_set<ExpertKey> on_way_ahead_;      // queued or under way
+  std::unordered_map<ExpertKey, float> named_;      // by the forecast, for layers to come
+  std::vector<float> probabilities_;
+  std::vector<std::pair<ExpertKey, float>> likely_;
+  double expected_ = 0;     // experts of the farthest layer looked at, not near
+  bool named_any_ = false;  // the forecast has said something
+  double busy_before_ = 0;
+  uint64_t arrived_bytes_ = 0, tokens_ = 0, hits_before_ = 0, accesses_before_ = 0;
+  size_t next_change_ = 0;
+  ReplayResult out_;
+};
+
+void Run::advance(Duration to) {
+  for (const Link::Copy& copy : link_.arrived(to)) {
+    cache_->complete(copy.key);
+    arrived_bytes_ += copy.bytes;
+    const bool ahead = on_way_ahead_.erase(copy.key) > 0;
+    (ahead ? out_.bytes_ahead : out_.bytes_demand) += copy.bytes;
+    if (ahead) unused_[copy.key] = copy.bytes;
+  }
+  if (to > clock_.now()) clock_.advance(to - clock_.now());
+}
+
+void Run::run_step() {
+  for (const ExpertKey key : link_.cancel([](ExpertKey) { return true; })) {
+    on_way_ahead_.erase(key);
+    cache_->fail(key, nullptr);
+    ++out_.ahead_cancelled;
+  }
+  named_.clear();
+  change_link();
+  id_ = cache_->begin_step();
+  const WorkloadStep& step = workload_.steps[step_];
+  copy_ahead(-1);
+  for (size_t layer = 0; layer < step.events.size(); ++layer) run_layer(LayerId(layer));
+  cache_->end_step(id_);
+  end_step();
+}
+
+void Run::run_layer(LayerId layer) {
+  const WorkloadStep& step = workload_.steps[step_];
+  const TraceEvent& event = step.events[size_t(layer)];
+  const Duration all = step.compute[size_t(layer)];
+  out_.compute_seconds += seconds(all);
+  if (event.experts.empty()) {
+    advance(clock_.now() + all);
+    return;
+  }
+  const Duration before = Duration(std::llround(double(all.count()) * options_.before_router));
+  advance(clock_.now() + before);
+  open(layer, event);
+  forecast_.observe(step_, layer);
+  copy_ahead(layer);
+  compute(layer, event, (all - before) / int64_t(event.experts.size()));
+}
+
+void Run::open(LayerId layer, const TraceEvent& event) {
+  for (const ExpertKey key : link_.cancel([&](ExpertKey key) {
+         return key.layer == layer && !std::binary_search(event.experts.begin(), event.experts.end(), key.expert);
+       })) {
+    on_way_ahead_.erase(key);
+    cache_->fail(key, nullptr);
+    ++out_.ahead_cancelled;
+    controller_.on_prefetch(false);
+  }
+  count_event(layer, event);
+  request_ = {id_, layer, event.experts, event.rows, event.rows.size() >= 32, int64_t(workload_.steps[step_].rows)};
+  request_.transient = request_.rows >= 32;
+  cache_->open(request_, granted_, deferred_);
+  ready_.clear();
+  coming_.clear();
+  submit(granted_, layer);
+}
+
+void Run::count_event(LayerId layer, const TraceEvent& event) {
+  for (const ExpertId expert : event.experts) {
+    const ExpertKey key{layer, expert};
+    ++out_.accesses;
+    const ExpertState state = cache_->look(key).state;
+    const bool was_named = named_.count(key) > 0;
+    out_.predicted += was_named;
+    if (state == ExpertState::kResident) {
+      ++out_.hits;
+      out_.ready += was_named;
+    } else if (state == ExpertState::kInFlight) {
+      ++out_.late;
+    } else {
+      ++out_.misses;
+    }
+    if (unused_.erase(key) > 0 || on_way_ahead_.count(key) > 0) {
+      ++out_.ahead_used;
+      controller_.on_prefetch(state == ExpertState::kResident);
+    }
+  }
+  // What was copied ahead for this event and is not wanted was one too many.
+  for (const auto& [key, bytes] : unused_)
+    if (key.layer == layer && named_.count(key) > 0) controller_.on_prefetch(false);
+  std::erase_if(named_, [&](const auto& entry) { return entry.first.layer == layer; });
+}
+
+void Run::submit(std::span<const ExpertCache::Grant> grants, LayerId layer) {
+  for (const ExpertCache::Grant& grant : grants) {
+    const ExpertKey key{layer, grant.expert};
+    if (grant.state == ExpertState::kResident) {
+      ready_.push_back(grant);
+      continue;
+    }
+    coming_.push_back(grant.expert);
+    if (grant.fill) {
+      link_.submit(key, slot_bytes(key), false, clock_.now());
+    } else {
+      link_.promote(key);
+    }
+  }
+}
+
+// What is likely within the distance: told to the policy, and copied behind the demand as far as slots and link allow.
+void Run::copy_ahead(LayerId layer) {
+  if (distance_ < 1) return;
+  likely_.clear();
+  struct Wanted {
+    ExpertKey key;
+    float probability;
+  };
+  std::vector<Wanted> wanted;
+  LayerId next = layer;
+  for (int ahead = 1; ahead <= distance_;) {
+    if (++next >= workload_.layers()) break;
+    const size_t experts = size_t(workload_.geometry.layers[size_t(next)].experts);
+    if (experts == 0) continue;
+    probabilities_.assign(experts, 0.f);
+    forecast_.predict(step_, layer, next, probabilities_);
+    std::vector<std::pair<float, ExpertId>> order;
+    for (size_t e = 0; e < experts; ++e)
+      if (probabilities_[e] >= options_.least_probability) order.push_back({-probabilities_[e], ExpertId(e)});
+    std::sort(order.begin(), order.end());
+    if (options_.most_candidates > 0 && order.size() > size_t(options_.most_candidates))
+      order.resize(size_t(options_.most_candidates));
+    for (size_t e = 0; e < experts; ++e)
+      if (probabilities_[e] > 0) likely_.push_back({{next, ExpertId(e)}, probabilities_[e]});
+    double absent = 0;
+    for (const auto& [minus, expert] : order) {
+      const ExpertKey key{next, expert};
+      named_[key] = -minus;
+      if (cache_->look(key).state != ExpertState::kAbsent) continue;
+      wanted.push_back({key, -minus});
+      absent += -minus;
+    }
+    // The layer that has just come within the distance: what it lacks has all of S layers to come.
+    if (ahead == distance_) expected_ = absent;
+    ++ahead;
+  }
+  if (likely_.empty()) return;
+  named_any_ = true;
+  policy_->on_prediction(likely_);
+  const auto most = uint64_t(options_.pool_share * double(cache_->pool_bytes()));
+  uint64_t held = cache_->reserved_bytes();
+  const double layer_seconds = seconds(workload_.steps[step_].compute[size_t(std::max(layer, 0))]);
+  double queued = link_.ahead_seconds();
+  for (const Wanted& w : wanted) {
+    const uint64_t bytes = workload_.geometry.footprint(w.key.layer);
+    if (held + bytes > most) break;
+    const double takes = double(slot_bytes(w.key)) / options_.link.bytes_per_second;
+    const double until = double(w.key.layer - layer) * layer_seconds;
+    if (options_.within_link && queued + takes > until) continue;
+    if (!cache_->reserve(w.key, std::max(layer, 0))) continue;
+    held += bytes;
+    queued += takes;
+    on_way_ahead_.insert(w.key);
+    ++out_.ahead;
+    link_.submit(w.key, slot_bytes(w.key), true, clock_.now());
+  }
+}
+
+void Run::compute(LayerId layer, const TraceEvent& event, Duration each) {
+  Duration stalled{0};
+  const size_t missed = coming_.size() + deferred_.size();
+  for (;;) {
+    for (const ExpertCache::Grant& grant : ready_) {
+      advance(clock_.now() + each);
+      cache_->release(id_, {layer, grant.expert});
+    }
+    ready_.clear();
+    if (!deferred_.empty()) {
+      cache_->grant(request_, deferred_, granted_);
+      submit(granted_, layer);
+      if (!ready_.empty()) continue;
+    }
+    std::vector<ExpertId> still;
+    for (const ExpertId expert : coming_) {
+      const ExpertKey key{layer, expert};
+      if (cache_->look(key).state == ExpertState::kResident) {
+        ready_.push_back({expert, {}, ExpertState::kResident, false});
+      } else {
+        still.push_back(expert);
+      }
+    }
+    coming_ = std::move(still);
+    if (!ready_.empty()) continue;
+    if (coming_.empty() && deferred_.empty()) break;
+    const auto next = link_.next_arrival();
+    EF_CHECK(next.has_value(), ConfigError, "replay: layer {} waits for an expert that nobody brings", layer);
+    stalled += std::max(Duration(0), *next - clock_.now());
+    advance(std::max(*next, clock_.now()));
+  }
+  out_.stall_seconds += seconds(stalled);
+  if (stalled > Duration(0)) {
+    ++out_.stalls;
+    controller_.on_stall();
+  }
+  if (!adaptive()) return;
+  Duration all = each * int64_t(event.experts.size());
+  all = Duration(std::llround(double(all.count()) / (1 - options_.before_router)));
+  controller_.on_layer(named_any_ ? expected_ : double(missed), seconds(all));
+}
+
+void Run::change_link() {
+  if (next_change_ >= options_.link_changes.size() || tokens_ < options_.link_changes[next_change_].first) return;
+  link_.set_bandwidth(options_.link_changes[next_change_++].second);
+}
+
+void Run::end_step() {
+  tokens_ += workload_.steps[step_].rows;
+  if (!adaptive()) return;
+  const double busy = link_.busy_seconds(clock_.now());
+  if (arrived_bytes_ > 0) controller_.on_copies(double(arrived_bytes_), std::max(1e-12, busy - busy_before_));
+  busy_before_ = busy;
+  arrived_bytes_ = 0;
+  controller_.on_hits(out_.hits - hits_before_, out_.accesses - accesses_before_);
+  hits_before_ = out_.hits;
+  accesses_before_ = out_.accesses;
+  const int before = controller_.distance();
+  controller_.end_step(int64_t(workload_.steps[step_].rows));
+  if (out_.distances.empty() || controller_.distance() != before)
+    out_.distances.push_back({tokens_, controller_.distance()});
+  const StepControllerStats stats = controller_.stats();
+  out_.distance_within += std::abs(stats.distance - stats.formula) <= 1;
+}
+
+}  // namespace
+
+ReplayResult replay(const Workload& workload, Forecast& forecast, const ReplayOptions& options) {
+  return Run(workload, forecast, options).result();
+}
+
+uint64_t clairvoyant_bytes(const Workload& workload, uint64_t budget_bytes) {
+  return clairvoyant_misses(workload.geometry, workload.layer_events(), workload.geometry.pool_bytes(budget_bytes),
+                            false)
+      .bytes_missed;
+}
+
+}  // namespace ef

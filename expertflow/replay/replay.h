@@ -1,0 +1,64 @@
+// One run of a trace under a virtual clock: the engine's own cache and policy, a modelled link, and layers that compute
+// for as long as they did or as long as one says. A layer's event is one event: its hits are pinned before its misses
+// take slots. Deterministic: equal arguments, equal results to the last bit.
+//
+// In time: a layer runs attention and router, then its event opens. What is missing is queued as demand; behind it,
+// what the forecast says of layers within the distance. Experts that are near compute at once, one after the other, the
+// others as they arrive; the layer waits (stall) when none is left to compute.
+#pragma once
+#include <functional>
+#include <string>
+
+#include "expertflow/predict/step_controller.h"
+#include "expertflow/replay/forecast.h"
+#include "expertflow/replay/link_model.h"
+
+namespace ef {
+
+struct ReplayOptions {
+  std::string policy = "next-use";
+  uint64_t budget_bytes = 0;
+  LinkOptions link;
+  double before_router = 0.4;  ///< share of a layer's compute that passes before its event opens
+  int distance = 1;            ///< layers ahead; 0: adaptive (step_controller.h)
+  int most_distance = 8;
+  // What is copied ahead, of what the forecast names
+  float least_probability = 0.25f;
+  int most_candidates = 0;   ///< a layer; 0: no limit
+  double pool_share = 0.25;  ///< of the budget, for experts that no event has asked for yet
+  bool within_link = true;   ///< no more than the link can carry until the layer's turn
+  double first_renewal = 0;  ///< adaptive: calibrated bandwidth to begin with, 0: the link's
+  /// Changes of the link while it runs: its bandwidth from that token on.
+  std::vector<std::pair<uint64_t, double>> link_changes;
+};
+
+struct ReplayResult {
+  uint64_t steps = 0, tokens = 0, accesses = 0;
+  uint64_t hits = 0;    ///< near when asked for
+  uint64_t late = 0;    ///< on their way when asked for
+  uint64_t misses = 0;  ///< neither
+  uint64_t bytes_demand = 0, bytes_ahead = 0;
+  uint64_t bytes_wasted = 0;  ///< copied ahead and evicted, or left at the end, before anybody asked
+  uint64_t ahead = 0, ahead_cancelled = 0, ahead_used = 0;
+  uint64_t predicted = 0;  ///< accesses that the forecast had named within the distance
+  uint64_t ready = 0;      ///< of them, near when asked for: ready-on-time recall is this over accesses
+  double compute_seconds = 0, stall_seconds = 0, total_seconds = 0;
+  uint64_t stalls = 0;  ///< layers that waited
+  double mean_distance = 0;
+  uint64_t distance_within = 0;  ///< steps whose distance was within 1 of the formula's value at that moment
+  StepControllerStats distance;  ///< adaptive only
+  std::vector<std::pair<uint64_t, int>> distances;  ///< adaptive: token and S, at each change
+
+  uint64_t bytes() const { return bytes_demand + bytes_ahead; }
+  double hit_rate() const { return accesses ? double(hits) / double(accesses) : 0; }
+  double miss_rate() const { return accesses ? double(misses + late) / double(accesses) : 0; }
+  double ready_recall() const { return accesses ? double(ready) / double(accesses) : 0; }
+};
+
+/// ConfigError: unknown policy, a budget that holds no expert, options out of range.
+ReplayResult replay(const Workload& workload, Forecast& forecast, const ReplayOptions& options);
+
+/// Bytes that no cache of this size could have avoided, from an empty start.
+uint64_t clairvoyant_bytes(const Workload& workload, uint64_t budget_bytes);
+
+}  // namespace ef

@@ -1,0 +1,19 @@
+// Replays for people and programs.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+
+#include "expertflow/replay/sweep.h"
+
+namespace ef {
+
+std::string replay_table(std::span<const SweepRow> rows);  ///< markdown
+nlohmann::ordered_json replay_json(std::span<const SweepRow> rows);
+std::string replay_csv(std::span<const SweepRow> rows);
+/// Misses by budget, a panel for each trace, a line for each policy, predictor and distance, and the clairvoyant bound.
+std::string replay_svg(std::span<const SweepRow> rows);
+/// "3", or "adaptive".
+std::string distance_text(const SweepRow& row);
+
+}  // namespace ef

@@ -53,7 +53,7 @@ class HttpServer::Impl {
   Handler handler_;
   ErrorBody error_body_;
   const Log& log_;
-  std::atomic<bool> draining_{false};
+  std::atomic<bool> draining_{false}, stopping_{false};
   std::mutex mutex_;
   std::condition_variable quiet_;
   int answers_ = 0;  ///< under way
@@ -116,6 +116,7 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
     });
   }
   bool keep_alive(bool chunkable) const { return keep_alive_ && chunkable && !server_->draining_; }
+  bool stopping() const { return server_->stopping_; }
   bool is_old_client() const { return old_client_; }
   const HttpOptions& options() const { return server_->options_; }
 
@@ -332,7 +333,7 @@ class Reply final : public HttpReply {
       : connection_(std::move(connection)), number_(number), head_only_(head_only) {}
   // One that nobody answered.
   ~Reply() override {
-    if (!begun_) send(500, "text/plain", "no answer was made\n", {});
+    if (!begun_ && !connection_->stopping()) send(500, "text/plain", "no answer was made\n", {});
   }
 
   void send(int status, const std::string& type, std::string body, const HttpHeaders& headers) override {
@@ -441,7 +442,7 @@ bool HttpServer::Impl::drain() {
 }
 
 void HttpServer::Impl::stop() {
-  draining_ = true;
+  draining_ = stopping_ = true;
   io_.stop();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();

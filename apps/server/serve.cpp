@@ -114,6 +114,7 @@ int serve(const ModelSources& sources, const ServerOptions& options, const Log& 
   drain.join();
   if (!all) log.warn("answers were cut off");
   api.drop_model();
+  if (!all) server.drain();  // they were told so: that has to reach them
   return 0;
 }
 

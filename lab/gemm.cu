@@ -4,6 +4,7 @@
 //     -o gemm_lab
 //   gemm_lab               small shapes of every format, then the model's, with times
 //   gemm_lab --check       small shapes
+//   gemm_lab --few         the model's with up to 64 rows, no prefill
 //   gemm_lab --once ROWS   the model's products once, for a profiler:
 //     ncu --clock-control none --metrics gpu__time_duration.sum gemm_lab --once 512
 #include <algorithm>
@@ -112,7 +113,7 @@ void print(const char* what, const char* version, Fmt format, int64_t rows, doub
 }
 
 struct Lab {
-  bool check_only = false, once = false;
+  bool check_only = false, once = false, few = false;
 };
 constexpr int kRounds = 5;
 
@@ -178,9 +179,10 @@ double dense(const Lab& lab, const char* what, Fmt format, int64_t rows, std::ve
   }
   print(what, "float32", format, rows, flop, time_us(1, naive), -1);
   // Tile by tile, the activations narrowed before.
-  for (const int tile : {16, 32, 64, 128}) {
+  const bool few = rows <= kMostFewRows;
+  for (const int tile : few ? std::vector<int>{few_tile_rows(rows)} : std::vector<int>{16, 32, 64, 128}) {
     Carve carve(scratch.get());
-    const NarrowRows narrowed = carve_narrow(carve, rows, cols);
+    const NarrowRows narrowed = carve_narrow(carve, rows, cols, few);
     check(narrow(narrow_of(format), x.get(), cols, rows, cols, narrowed, nullptr), "narrow");
     const auto tiled = [&](int i) {
       GemmTask task;
@@ -192,7 +194,7 @@ double dense(const Lab& lab, const char* what, Fmt format, int64_t rows, std::ve
         add_part(task, part);
         row += n;
       }
-      task.rows = rows, task.tile_rows = tile;
+      task.rows = rows, task.tile_rows = tile, task.few = few;
       check(gemm_as(format, task, nullptr), "gemm_as");
     };
     out.poison();
@@ -317,7 +319,7 @@ double routed(const Lab& lab, Fmt gate_up, Fmt down, int64_t rows, int experts, 
   const Fmt strictest = gate_up == Fmt::kBF16 || down == Fmt::kBF16 ? Fmt::kBF16 : gate_up;
   if (!lab.check_only)
     print("experts", "float32", strictest, rows, flop, time_us(1, [&](int) { reference.run(ref.get()); }), -1);
-  for (const int tile : {64, 128}) {
+  for (const int tile : rows <= 4 * kMostFewRows ? std::vector<int>{8, 16, 32, 64} : std::vector<int>{64, 128}) {
     const auto tiled = [&](int) { check(routed_gemm_tiled(p, tile, nullptr), "routed_gemm_tiled"); };
     out.poison(), scratch.poison();
     tiled(0);
@@ -348,9 +350,9 @@ void model(const Lab& lab, const char* name, Fmt most, Fmt some, int64_t rows) {
 
 void small(const Lab& lab) {
   for (int f = 0; f < int(Fmt::kCount); ++f) {
-    dense(lab, "70 x 136, width 512", Fmt(f), 70, {136}, 512);
+    for (const int64_t rows : {3, 13, 32, 70}) dense(lab, "136 outputs, width 512", Fmt(f), rows, {136}, 512);
     dense(lab, "130 x 2 x 256", Fmt(f), 130, {256, 256}, 256);
-    routed(lab, Fmt(f), Fmt(f), 40, 6, 3, 256, 256);
+    for (const int64_t rows : {5, 40}) routed(lab, Fmt(f), Fmt(f), rows, 6, 3, 256, 256);
   }
 }
 
@@ -361,9 +363,10 @@ int main(int argc, char** argv) {
   using namespace ef::cuda;
   Lab lab;
   lab.check_only = argc == 2 && std::strcmp(argv[1], "--check") == 0;
+  lab.few = argc == 2 && std::strcmp(argv[1], "--few") == 0;
   lab.once = argc == 3 && std::strcmp(argv[1], "--once") == 0;
-  if (argc > 1 && !lab.check_only && !lab.once) {
-    std::fprintf(stderr, "usage: gemm_lab [--check | --once ROWS]\n");
+  if (argc > 1 && !lab.check_only && !lab.once && !lab.few) {
+    std::fprintf(stderr, "usage: gemm_lab [--check | --few | --once ROWS]\n");
     return 2;
   }
   if (lab.once) {
@@ -372,8 +375,13 @@ int main(int argc, char** argv) {
     model(lab, "BF16", Fmt::kBF16, Fmt::kBF16, rows);
     return 0;
   }
-  small({true, false});
+  small({true, false, false});
   if (lab.check_only) return 0;
+  for (const int64_t rows : {1, 4, 8, 16, 32, 64}) {
+    model(lab, "Q4_K with Q6_K", Fmt::kQ4K, Fmt::kQ6K, rows);
+    model(lab, "BF16", Fmt::kBF16, Fmt::kBF16, rows);
+  }
+  if (lab.few) return 0;
   for (const int64_t rows : {512, 2048}) {
     model(lab, "Q4_K with Q6_K", Fmt::kQ4K, Fmt::kQ6K, rows);
     model(lab, "BF16", Fmt::kBF16, Fmt::kBF16, rows);

@@ -10,9 +10,12 @@ namespace {
 
 // Rows from which tensor cores win over matrix-vector products that read the weights once for kMatvecRows rows.
 // Where a shape was not measured.
-constexpr int64_t kDenseGemmRows = 2 * kMatvecRows + 1;
+constexpr int64_t kDenseGemmRows = 5;
 // Rows of a layer event, likewise: below, few experts have more than a handful of rows.
 constexpr int64_t kRoutedGemmRows = 65;
+// Rows from which a norm, a product and a choice in three launches win over all of them in one, whose last block alone
+// chooses for all rows.
+constexpr int64_t kRouteApartRows = 3;
 
 void* scratch_bytes(CudaStream& stream, uint64_t bytes) {
   return stream.scratch((bytes + sizeof(float) - 1) / sizeof(float));
@@ -184,7 +187,7 @@ void Fast::gated_linear(CudaStream& stream, const GatedLinearArgs& a) const {
 void Fast::norm_route(CudaStream& stream, const NormRouteArgs& a) const {
   RouterArgs choice = a.route;
   choice.logits = a.logits;
-  if (many(Way::kByShape, a.norm.rows, a.router)) {
+  if (a.norm.rows >= kRouteApartRows) {
     cuda::norm(stream, a.norm);
     many_rows(stream, gemm_of({a.router, a.bias, a.norm.rows, a.norm.out, a.logits}), true);
     cuda::route(stream, choice);
@@ -261,7 +264,8 @@ void Fast::routed(CudaStream& stream, const RoutedExpertsArgs& a, Way way) const
 
 int Fast::tune(CudaStream& stream, std::span<const LinearArgs> products,
                std::span<const RoutedExpertsArgs> routed_kinds, const std::filesystem::path& file) {
-  static const std::vector<int64_t> kDense = {9, 17, 25, 33, 49, 64}, kRouted = {9, 16, 32, 64, 128};
+  static const std::vector<int64_t> kDense = {2, 3, 5, 9, 17, 25, 33, 49, 64},
+                                    kRouted = {2, 3, 5, 9, 16, 32, 64, 128};
   if (!file.empty()) tuning_.read(file);
   int measured = 0;
   const auto within = [](const std::vector<int64_t>& candidates, int64_t rows) {

@@ -60,6 +60,8 @@ __device__ float block_sum(float v) {
 
 template <int kCount>
 __global__ void norm_kernel(const NormParams p) {
+  let_later_start();
+  wait_for_earlier();
   for (int64_t r = blockIdx.x; r < p.rows; r += gridDim.x) {
     const float* x = p.x + r * p.width;
     float* out = p.out + r * p.width;
@@ -129,8 +131,8 @@ cudaError_t norm(const NormParams& p, cudaStream_t stream) {
   if (p.rows <= 0) return cudaSuccess;
   constexpr int64_t kMostBlocks = 1 << 20, kShort = 256;
   const unsigned blocks = unsigned(min(p.rows, kMostBlocks));
-  return p.width <= kShort ? launch(norm_kernel<32>, {blocks, 32}, stream, p)
-                           : launch(norm_kernel<kThreads>, {blocks, kThreads}, stream, p);
+  return p.width <= kShort ? launch(norm_kernel<32>, {blocks, 32, 0, Start::kEarly}, stream, p)
+                           : launch(norm_kernel<kThreads>, {blocks, kThreads, 0, Start::kEarly}, stream, p);
 }
 
 cudaError_t rope(const RopeParams& p, cudaStream_t stream) {

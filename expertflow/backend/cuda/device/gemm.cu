@@ -23,14 +23,12 @@ cudaError_t gemm_as(Fmt format, const GemmTask& task, cudaStream_t stream) {
   }
 }
 
-void add_part(GemmTask& task, const GemmPart& part) {
-  GemmPart& added = task.part[task.count];
-  added = part;
-  if (task.count > 0) {
-    const GemmPart& before = task.part[task.count - 1];
-    added.first_block = before.first_block + int((before.n + kGemmOutputs - 1) / kGemmOutputs);
+void place_parts(GemmTask& task, int outputs) {
+  int first = 0;
+  for (int i = 0; i < task.count; ++i) {
+    task.part[i].first_block = first;
+    first += int((task.part[i].n + outputs - 1) / outputs);
   }
-  ++task.count;
 }
 
 void set_input(GemmTask& task, const NarrowRows& x, int64_t cols) {
@@ -38,8 +36,9 @@ void set_input(GemmTask& task, const NarrowRows& x, int64_t cols) {
   task.steps = int(x.chunks / kStepChunks);
 }
 
-NarrowRows carve_narrow(Carve& carve, int64_t rows, int64_t cols) {
+NarrowRows carve_narrow(Carve& carve, int64_t rows, int64_t cols, bool natural) {
   NarrowRows out;
+  out.natural = natural;
   out.chunks = narrow_chunks(cols);
   out.data = carve.take<uint4>(rows * out.chunks);
   out.factor = carve.take<float>(rows);
@@ -74,7 +73,7 @@ Inputs carve_inputs(Carve& carve, const GemmParams& p) {
   Inputs in;
   for (int i = 0; i <= p.more; ++i) {
     NarrowRows& rows = in.kind[int(narrow_of(product_of(p, i).format))];
-    if (rows.chunks == 0) rows = carve_narrow(carve, p.rows, p.cols);
+    if (rows.chunks == 0) rows = carve_narrow(carve, p.rows, p.cols, p.rows <= kMostFewRows);
   }
   return in;
 }
@@ -118,7 +117,8 @@ cudaError_t gemm(const GemmParams& p, cudaStream_t stream) {
     }
     set_input(task, in.kind[int(narrow_of(format))], p.cols);
     task.rows = p.rows;
-    task.tile_rows = tile_rows_for(p.rows, blocks_of(task));
+    task.few = p.rows <= kMostFewRows;
+    task.tile_rows = task.few ? few_tile_rows(p.rows) : tile_rows_for(p.rows, blocks_of(task, kGemmOutputs));
     task.add = p.add_to != nullptr, task.add_scale = p.add_scale;
     const cudaError_t error = gemm_as(format, task, stream);
     if (error != cudaSuccess) return error;

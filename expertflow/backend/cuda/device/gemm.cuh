@@ -7,17 +7,12 @@
 #include <type_traits>
 
 #include "formats.cuh"
+#include "gemm_few.cuh"
 #include "gemm_task.cuh"
 #include "halves.cuh"
 #include "mma.cuh"
 
 namespace ef::cuda {
-
-/// A row of weights that a lane holds in a fragment.
-struct WeightRow {
-  const uint8_t* data;
-  const float* scales;
-};
 
 /// A lane's octets of one row in the two groups of a step, as they are stored: load() reads them, or keeps what it can
 /// of the step before; prepare() is called by all lanes of a warp before halves() gives the pairs of one group. kLift:
@@ -30,24 +25,26 @@ struct Piece {
   uint32_t pairs[2][4];
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const Piece&) {
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t cols, const Piece&) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       const int64_t o = 4 * group(step, g) + t;
       float v[8] = {};
       if (8 * o + 8 <= cols) {
-        F::octet(row.data, o, v);
+        F::octet(plain(row.data), o, v);
       } else if constexpr (F::kElements == 1) {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-          if (8 * o + i < cols) v[i] = F::one(row.data, 8 * o + i);
+          if (8 * o + i < cols) v[i] = F::one(plain(row.data), 8 * o + i);
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) pairs[g][j] = pair_of(v[2 * j] * float(1 << kLift), v[2 * j + 1] * float(1 << kLift));
     }
   }
   __device__ void prepare(int, int) {}
-  __device__ void halves(const WeightRow&, int, int g, int, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row&, int, int g, int, uint32_t (&out)[4]) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) out[j] = pairs[g][j];
   }
@@ -228,10 +225,12 @@ __global__ void __launch_bounds__(kGemmThreads, kFrags > 4 ? 2 : 3) gemm_kernel(
 }
 
 template <class F>
-cudaError_t launch_gemm(const GemmTask& p, cudaStream_t stream) {
+cudaError_t launch_gemm(GemmTask p, cudaStream_t stream) {
+  if (p.few) return launch_gemm_few<F>(p, stream);
+  place_parts(p, kGemmOutputs);
   const int64_t tiles = p.tiles ? p.most_tiles : (p.rows + p.tile_rows - 1) / p.tile_rows;
   Shape shape;
-  shape.grid = dim3(unsigned(blocks_of(p)), unsigned(tiles));
+  shape.grid = dim3(unsigned(blocks_of(p, kGemmOutputs)), unsigned(tiles));
   shape.block = kGemmThreads;
   const int frags = p.tile_rows > 64 ? 8 : 4;
   shape.shared = size_t(16 * frags) * (kStages * kStepChunks * sizeof(uint4) + sizeof(uint32_t) + sizeof(float));

@@ -15,8 +15,9 @@ struct KPiece {
   uint32_t d, scales;  // d and dmin; scales of the two groups, and minimums
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t, const KPiece& before) {
-    const uint8_t* b = row.data + step / 4 * int64_t(F::kBytes);
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t, const KPiece& before) {
+    const auto b = row.data + step / 4 * int64_t(F::kBytes);
     if (step % 4 == 0) {
       head = weight4(b + 4 * t);
       if constexpr (kFifth) fifth.load(b + 16 + 8 * t);
@@ -34,7 +35,8 @@ struct KPiece {
     const uint32_t minimum = j < 2 ? b & 0x3f3fu : (c >> 4 & 0x0f0fu) | (b >> 2 & 0x3030u);
     scales = scale | minimum << 16;
   }
-  __device__ void halves(const WeightRow&, int step, int g, int, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row&, int step, int g, int, uint32_t (&out)[4]) const {
     const __half2 scale = __hsub2(byte_over_1024(scales, g), twice(1024.f)), down = __hmul2(scale, twice(-1024.f));
     const __half2 minimum = __hsub2(byte_over_1024(scales, 2 + g), twice(1024.f));
     const __half2 factor = lifted(lower_twice(d)), offset = __hneg2(__hmul2(minimum, lifted(upper_twice(d))));
@@ -66,8 +68,9 @@ struct Piece<Q6K> {
   uint32_t scale[2];     // of the step's groups
 
   static __device__ int64_t group(int step, int g) { return 4 * int64_t(step / 2) + step % 2 + 2 * g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t, const Piece& before) {
-    const uint8_t* b = row.data + step / 4 * int64_t(Q6K::kBytes);
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t, const Piece& before) {
+    const auto b = row.data + step / 4 * int64_t(Q6K::kBytes);
     const int half = step / 2 % 2, part = step % 2;
     if (step % 4 == 0) {
       codes[0] = weight2(b + 192 + 4 * t), codes[1] = weight2(b + 194 + 4 * t), d = weight2(b + 208);
@@ -87,10 +90,11 @@ struct Piece<Q6K> {
     for (int g = 0; g < 2; ++g)
       scale[g] = __shfl_sync(0xffffffffu, part == 0 ? codes[0] : codes[1], 2 * half + g, 4) >> (8 * (t / 2)) & 255;
   }
-  __device__ void halves(const WeightRow& row, int step, int g, int, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row& row, int step, int g, int, uint32_t (&out)[4]) const {
     const __half2 code = __hsub2(byte_over_1024(scale[g] ^ 0x80u, 0), twice(1024.f + 128.f));
     const __half2 factor = __hmul2(code, lifted(lower_twice(d)));
-    const uint8_t* b = row.data + step / 4 * int64_t(Q6K::kBytes);  // its fields are multiples of 4 away
+    const auto b = row.data + step / 4 * int64_t(Q6K::kBytes);  // its fields are multiples of 4 away
     uint32_t l[2], h[2];
     low.get(b, l), high.get(b, h);
     const int shift = 2 * (step % 2) + 4 * g;
@@ -108,13 +112,15 @@ struct Piece<Q2K> {
   uint32_t scales, d;  // of the step's four groups of 16; d and dmin
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t, const Piece&) {
-    const uint8_t* b = row.data + step / 4 * int64_t(Q2K::kBytes);
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t, const Piece&) {
+    const auto b = row.data + step / 4 * int64_t(Q2K::kBytes);
     two.load(b + 16 + 32 * (step % 4 / 2) + 8 * t);
     scales = weight4(b + 4 * (step % 4)), d = weight4(b + 80);
   }
   __device__ void prepare(int, int) {}
-  __device__ void halves(const WeightRow&, int step, int g, int t, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row&, int step, int g, int t, uint32_t (&out)[4]) const {
     const uint32_t packed = scales >> (8 * (2 * g + t / 2));
     const __half2 scale = __hsub2(byte_over_1024(packed & 15, 0), twice(1024.f)), down = __hmul2(scale, twice(-1024.f));
     const __half2 minimum = __hsub2(byte_over_1024(packed >> 4 & 15, 0), twice(1024.f));
@@ -137,8 +143,9 @@ struct Piece<Q3K> {
   uint32_t low[2], high[2], d;  // bits of the scales
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t, const Piece&) {
-    const uint8_t* b = row.data + step / 4 * int64_t(Q3K::kBytes);
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t, const Piece&) {
+    const auto b = row.data + step / 4 * int64_t(Q3K::kBytes);
     third.load(b + 8 * t);
     two.load(b + 32 + 32 * (step % 4 / 2) + 8 * t);
 #pragma unroll
@@ -149,12 +156,13 @@ struct Piece<Q3K> {
     d = weight2(b + 108);
   }
   __device__ void prepare(int, int) {}
-  __device__ void halves(const WeightRow& row, int step, int g, int, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row& row, int step, int g, int, uint32_t (&out)[4]) const {
     const int s = step % 4;
     const uint32_t packed = (low[g] >> (4 * (s / 2)) & 15) | (high[g] >> (2 * s) & 3) << 4;
     const __half2 code = __hsub2(byte_over_1024(packed, 0), twice(1024.f + 32.f));
     const __half2 factor = __hmul2(code, lifted(lower_twice(d)));
-    const uint8_t* b = row.data + step / 4 * int64_t(Q3K::kBytes);  // its fields are multiples of 4 away
+    const auto b = row.data + step / 4 * int64_t(Q3K::kBytes);  // its fields are multiples of 4 away
     uint32_t q[2], bit[2];
     two.get(b, q), third.get(b, bit);
 #pragma unroll
@@ -173,14 +181,16 @@ struct Piece<IQ4XS> {
   uint32_t low, head;  // low bits of the step's two scales; d and the high bits of all
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t, const Piece&) {
-    const uint8_t* b = row.data + step / 4 * int64_t(IQ4XS::kBytes);
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t, const Piece&) {
+    const auto b = row.data + step / 4 * int64_t(IQ4XS::kBytes);
 #pragma unroll
     for (int g = 0; g < 2; ++g) four[g].load(b + 8 + 16 * (2 * (step % 4) + g) + 8 * (t % 2));
     low = weight1(b + 4 + step % 4), head = weight4(b);
   }
   __device__ void prepare(int, int) {}
-  __device__ void halves(const WeightRow&, int step, int g, int t, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row&, int step, int g, int t, uint32_t (&out)[4]) const {
     const uint32_t packed = (low >> (4 * g) & 15) | (head >> (16 + 2 * (2 * (step % 4) + g)) & 3) << 4;
     const __half2 code = __hsub2(byte_over_1024(packed, 0), twice(1024.f + 32.f));
     const __half2 factor = __hmul2(code, lifted(lower_twice(head)));

@@ -5,8 +5,8 @@
 namespace ef::cuda {
 namespace {
 
-template <class F>
-__device__ const uint8_t* block_of(const WeightRow& row, int step, int g) {
+template <class F, class Row>
+__device__ auto block_of(const Row& row, int step, int g) {
   return row.data + (2 * int64_t(step) + g) * F::kBytes;
 }
 
@@ -21,21 +21,23 @@ struct NibblePiece {
   uint32_t d[2], fifth[2];
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const NibblePiece&) {
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t cols, const NibblePiece&) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       if (32 * group(step, g) >= cols) {
         four[g].clear(), d[g] = fifth[g] = 0;
         continue;
       }
-      const uint8_t* b = block_of<F>(row, step, g);
+      const auto b = block_of<F>(row, step, g);
       four[g].load(b + kAt + 8 * (t % 2));
       d[g] = kMinimum ? weight4(b) : weight2(b);
       if constexpr (kFifthAt >= 0) fifth[g] = weight1(b + kFifthAt + t);
     }
   }
   __device__ void prepare(int, int) {}
-  __device__ void halves(const WeightRow& row, int step, int g, int t, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row& row, int step, int g, int t, uint32_t (&out)[4]) const {
     const __half2 factor = lifted(lower_twice(d[g]));
     uint32_t w[2];
     four[g].get(block_of<F>(row, step, g) + kAt, w);
@@ -78,19 +80,21 @@ struct Piece<Q8_0> {
   uint32_t d[2];
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const Piece&) {
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t cols, const Piece&) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       if (32 * group(step, g) >= cols) {
         bytes[g].clear(), d[g] = 0;
         continue;
       }
-      const uint8_t* b = block_of<Q8_0>(row, step, g);
+      const auto b = block_of<Q8_0>(row, step, g);
       bytes[g].load(b + 2 + 8 * t), d[g] = weight2(b);
     }
   }
   __device__ void prepare(int, int) {}
-  __device__ void halves(const WeightRow& row, int step, int g, int, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row& row, int step, int g, int, uint32_t (&out)[4]) const {
     const __half2 factor = lifted(lower_twice(d[g]));
     uint32_t w[2];
     bytes[g].get(block_of<Q8_0>(row, step, g) + 2, w);
@@ -108,19 +112,21 @@ struct Piece<MXFP4> {
   uint32_t e[2];
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const Piece&) {
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t cols, const Piece&) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       if (32 * group(step, g) >= cols) {
         four[g].clear(), e[g] = 0;
         continue;
       }
-      const uint8_t* b = block_of<MXFP4>(row, step, g);
+      const auto b = block_of<MXFP4>(row, step, g);
       four[g].load(b + 1 + 8 * (t % 2)), e[g] = weight1(b);
     }
   }
   __device__ void prepare(int, int) {}
-  __device__ void halves(const WeightRow& row, int step, int g, int t, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row& row, int step, int g, int t, uint32_t (&out)[4]) const {
     // 2^-127 (e = 0) is zero among halves, as most that is small.
     const __half2 factor = twice(__uint_as_float(e[g] << 23) * float(1 << kWeightLift));
     uint32_t w[2];

@@ -1,7 +1,9 @@
 // Products of many rows in float32, for what must not be rounded: routers, and weights that are float32 themselves. A
-// block of threads makes a tile of 64 rows by 32 outputs, a thread 4 by 4 of it, in steps of 32 along the width.
+// block of threads makes a tile of 64 rows by 32 outputs, a thread 4 by 4 of it, in steps of 32 along the width. For few
+// rows that would be too few blocks: there, a block makes two outputs of sixteen rows, its warps sharing the width.
 #include "formats.cuh"
 #include "launch.cuh"
+#include "matvec.cuh"
 
 #include "fast.h"
 
@@ -29,6 +31,14 @@ __device__ void weights_at(const Weights& w, int64_t row, int64_t cols, int64_t 
     const float factor = w.scales[row / 128 * ((cols + 127) / 128) + o / 16];
     for (int j = 0; j < 8; ++j) out[j] *= factor;
   }
+}
+
+__device__ void store(const GemmParams& p, int64_t row, int64_t out, float sum) {
+  const float v = p.w.bias ? sum + p.w.bias[out] : sum;
+  if (p.add_to)
+    p.add_to[row * p.out_stride + out] += p.add_scale * v;
+  else
+    p.out[row * p.out_stride + out] = v;
 }
 
 template <class F>
@@ -67,17 +77,67 @@ __global__ void __launch_bounds__(kThreads) exact_kernel(const GemmParams p) {
     for (int n = 0; n < kPart; ++n) {
       const int64_t out = first_out + out0 + n;
       if (out >= p.n) break;
-      const float v = p.w.bias ? sum[r][n] + p.w.bias[out] : sum[r][n];
-      if (p.add_to)
-        p.add_to[row * p.out_stride + out] += p.add_scale * v;
-      else
-        p.out[row * p.out_stride + out] = v;
+      store(p, row, out, sum[r][n]);
     }
   }
 }
 
+constexpr int kFewWarps = 8, kFewRows = 16, kFewOutputs = 2;
+constexpr int64_t kMostOfFew = 64;  // rows
+static_assert(kFewRows * kFewOutputs == kLanes);
+
+template <class F>
+__global__ void __launch_bounds__(kLanes* kFewWarps) exact_few_kernel(const GemmParams p) {
+  __shared__ float parts[kFewWarps][kLanes];
+  let_later_start();
+  const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
+  const int64_t first_out = int64_t(blockIdx.x) * kFewOutputs, first_row = int64_t(blockIdx.y) * kFewRows;
+  const int rows = int(min(int64_t(kFewRows), p.rows - first_row));
+  const float* x = p.x + first_row * p.x_stride;
+  const bool by_four = (reinterpret_cast<uintptr_t>(x) | uintptr_t(4 * p.x_stride)) % 16 == 0;
+  wait_for_earlier();
+  float sum[kLanes] = {};
+  for (int64_t o = threadIdx.x; 8 * o < p.cols; o += kLanes * kFewWarps) {
+    float w[kFewOutputs][8];
+#pragma unroll
+    for (int n = 0; n < kFewOutputs; ++n) weights_at<F>(p.w, min(first_out + n, p.n - 1), p.cols, o, w[n]);
+    const bool whole = by_four && 8 * o + 8 <= p.cols;
+#pragma unroll
+    for (int r = 0; r < kFewRows; ++r) {
+      if (r >= rows) break;
+      const float* at = x + r * p.x_stride + 8 * o;
+      float v[8];
+      if (whole) {
+        const float4 a = reinterpret_cast<const float4*>(at)[0], b = reinterpret_cast<const float4*>(at)[1];
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+      } else {
+        for (int j = 0; j < 8; ++j) v[j] = 8 * o + j < p.cols ? at[j] : 0.f;
+      }
+#pragma unroll
+      for (int n = 0; n < kFewOutputs; ++n)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum[n * kFewRows + r] = fmaf(w[n][j], v[j], sum[n * kFewRows + r]);
+    }
+  }
+  parts[warp][lane] = fold(sum, kLanes);  // of output lane / 16 in row lane % 16
+  __syncthreads();
+  const int r = lane % kFewRows;
+  const int64_t out = first_out + lane / kFewRows;
+  if (warp > 0 || r >= rows || out >= p.n) return;
+  float all = 0;
+  for (int i = 0; i < kFewWarps; ++i) all += parts[i][lane];
+  store(p, first_row + r, out, all);
+}
+
 template <class F>
 cudaError_t exact(const GemmParams& p, cudaStream_t stream) {
+  if (p.rows <= kMostOfFew) {
+    Shape shape;
+    shape.grid = dim3(unsigned((p.n + kFewOutputs - 1) / kFewOutputs), unsigned((p.rows + kFewRows - 1) / kFewRows));
+    shape.block = unsigned(kLanes * kFewWarps);
+    shape.start = Start::kEarly;
+    return launch(exact_few_kernel<F>, shape, stream, p);
+  }
   constexpr int64_t kMostTiles = 65535;  // of the grid's second axis
   for (int64_t first = 0; first < p.rows; first += kMostTiles * kRows) {
     GemmParams part = p;

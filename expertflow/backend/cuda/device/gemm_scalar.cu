@@ -10,12 +10,13 @@ struct Words16 {
   uint32_t pairs[2][4];
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const Words16&) {
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t cols, const Words16&) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       const int64_t c = 8 * (4 * group(step, g) + t);
-      const uint8_t* p = row.data + 2 * c;
-      if (c + 8 <= cols && reinterpret_cast<uintptr_t>(p) % 16 == 0) {
+      const auto p = row.data + 2 * c;
+      if (c + 8 <= cols && address_of(p) % 16 == 0) {
         const uint4 v = weight16(p);
         pairs[g][0] = v.x, pairs[g][1] = v.y, pairs[g][2] = v.z, pairs[g][3] = v.w;
       } else {
@@ -35,7 +36,8 @@ template <>
 struct Piece<F16> : Words16<F16> {
   static constexpr int kLift = 0;
   static constexpr bool kBrain = false;
-  __device__ void halves(const WeightRow&, int, int g, int, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row&, int, int g, int, uint32_t (&out)[4]) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) out[j] = pairs[g][j];
   }
@@ -45,7 +47,8 @@ template <>
 struct Piece<BF16> : Words16<BF16> {
   static constexpr int kLift = kBrainProducts ? 0 : kWeightLift;
   static constexpr bool kBrain = kBrainProducts;
-  __device__ void halves(const WeightRow&, int, int g, int, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row&, int, int g, int, uint32_t (&out)[4]) const {
     constexpr float kFactor = float(1 << kLift);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -65,13 +68,14 @@ struct Piece<F8> {
   float factor;  // of the 128 columns that the step is in
 
   static __device__ int64_t group(int step, int g) { return 2 * int64_t(step) + g; }
-  __device__ void load(const WeightRow& row, int step, int t, int64_t cols, const Piece&) {
+  template <class Row>
+  __device__ void load(const Row& row, int step, int t, int64_t cols, const Piece&) {
     factor = row.scales ? __ldg(row.scales + step / 2) : 1.f;
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       const int64_t c = 8 * (4 * group(step, g) + t);
-      const uint8_t* p = row.data + c;
-      if (c + 8 <= cols && reinterpret_cast<uintptr_t>(p) % 8 == 0) {
+      const auto p = row.data + c;
+      if (c + 8 <= cols && address_of(p) % 8 == 0) {
         const uint2 v = weight8(p);
         bytes[g][0] = v.x, bytes[g][1] = v.y;
       } else {
@@ -83,7 +87,8 @@ struct Piece<F8> {
     }
   }
   __device__ void prepare(int, int) {}
-  __device__ void halves(const WeightRow&, int, int g, int, uint32_t (&out)[4]) const {
+  template <class Row>
+  __device__ void halves(const Row&, int, int g, int, uint32_t (&out)[4]) const {
     const __half2 scale = twice(factor * float(256 << kLift));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -37,7 +37,8 @@ struct GemmTask {
   int64_t chunks = 0, cols = 0;
   int steps = 0;
   int64_t rows = 0;
-  int tile_rows = 0;  ///< 16, 32, 64 or 128
+  int tile_rows = 0;  ///< 16, 32, 64 or 128; 8, 16 or 32 with `few`
+  bool few = false;   ///< the kernel of gemm_few.cuh, for which x is in its natural order
   /// Tiles of experts' rows: places of an order. Null: one matrix for all rows.
   const Tile* tiles = nullptr;
   const int32_t* tile_count = nullptr;
@@ -56,18 +57,24 @@ cudaError_t gemm_scalar(Fmt, const GemmTask&, cudaStream_t);
 cudaError_t gemm_block32(Fmt, const GemmTask&, cudaStream_t);
 cudaError_t gemm_block256(Fmt, const GemmTask&, cudaStream_t);
 
-/// routed_gemm with tiles of 64 or 128 rows.
+/// routed_gemm with tiles of 8, 16, 32, 64 or 128 rows.
 cudaError_t routed_gemm_tiled(const RoutedParams&, int tile_rows, cudaStream_t);
 
-/// Blocks along the grid's first axis.
-inline int64_t blocks_of(const GemmTask& task) {
-  const GemmPart& last = task.part[task.count - 1];
-  return last.first_block + (last.n + kGemmOutputs - 1) / kGemmOutputs;
+/// Blocks along the grid's first axis, each of so many outputs of one part.
+inline int64_t blocks_of(const GemmTask& task, int outputs) {
+  int64_t blocks = 0;
+  for (int i = 0; i < task.count; ++i) blocks += (task.part[i].n + outputs - 1) / outputs;
+  return blocks;
 }
-void add_part(GemmTask&, const GemmPart&);
+/// Says where each part's blocks begin.
+void place_parts(GemmTask&, int outputs);
+inline void add_part(GemmTask& task, const GemmPart& part) { task.part[task.count++] = part; }
 void set_input(GemmTask&, const NarrowRows&, int64_t cols);
 
 bool fits(int64_t rows, int64_t cols);  ///< whether a launch can count the chunks of such rows
-NarrowRows carve_narrow(Carve&, int64_t rows, int64_t cols);
+NarrowRows carve_narrow(Carve&, int64_t rows, int64_t cols, bool natural);
+/// Rows of a tile of the kernel for few rows: 8, 16 or 32.
+inline int few_tile_rows(int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : 32; }
+constexpr int64_t kMostFewRows = 32;
 
 }  // namespace ef::cuda

@@ -41,16 +41,15 @@ __global__ void __launch_bounds__(kThreads) order_kernel(const GroupParams p) {
   }
 }
 
-// One block: prefix sums of the experts' rows and tiles, and the tiles.
-__global__ void __launch_bounds__(kThreads) tiles_kernel(const GroupParams p) {
+// By one block: prefix sums of the experts' rows and tiles, and the tiles.
+template <class CountOf>
+__device__ void make_tiles(const GroupParams& p, CountOf count_of) {
   __shared__ int32_t rows_of[kWarps], tiles_of[kWarps];
-  let_later_start();
-  wait_for_earlier();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int32_t rows_before = 0, tiles_before = 0;  // of the experts of earlier turns
   for (int base = 0; base < p.experts; base += kThreads) {
     const int expert = base + int(threadIdx.x);
-    const int32_t rows = expert < p.experts ? p.counts[expert] : 0, tiles = (rows + p.tile_rows - 1) / p.tile_rows;
+    const int32_t rows = expert < p.experts ? count_of(expert) : 0, tiles = (rows + p.tile_rows - 1) / p.tile_rows;
     int32_t rows_to = rows, tiles_to = tiles;  // up to and with this expert
     for (int step = 1; step < 32; step *= 2) {
       const int32_t r = __shfl_up_sync(0xffffffffu, rows_to, step), t = __shfl_up_sync(0xffffffffu, tiles_to, step);
@@ -73,6 +72,38 @@ __global__ void __launch_bounds__(kThreads) tiles_kernel(const GroupParams p) {
   if (threadIdx.x == 0) p.totals[0] = tiles_before, p.totals[1] = rows_before;
 }
 
+__global__ void __launch_bounds__(kThreads) tiles_kernel(const GroupParams p) {
+  let_later_start();
+  wait_for_earlier();
+  make_tiles(p, [&](int expert) { return p.counts[expert]; });
+}
+
+// All of it by one block, a thread for each of few assignments, which looks at all of them.
+constexpr int kMostSmall = kThreads, kMostSmallExperts = 2048;
+__global__ void __launch_bounds__(kThreads) group_small_kernel(const GroupParams p) {
+  __shared__ int32_t ids[kMostSmall], counts[kMostSmallExperts];
+  let_later_start();
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) counts[e] = 0;
+  wait_for_earlier();
+  const int n = int(p.assignments), i = threadIdx.x;
+  int32_t mine = i < n ? p.ids[i] : -1;
+  if (mine >= p.experts) mine = -1;
+  ids[i] = mine;
+  __syncthreads();
+  if (mine >= 0) {
+    atomicAdd(&counts[mine], 1);
+    int32_t place = 0;
+#pragma unroll 4
+    for (int j = 0; j < n; ++j) {
+      const int32_t id = ids[j];
+      place += (id >= 0 && id < mine) || (id == mine && j < i);
+    }
+    p.order[place] = i;
+  }
+  __syncthreads();
+  make_tiles(p, [&](int expert) { return counts[expert]; });
+}
+
 }  // namespace
 
 int64_t most_tiles(int64_t assignments, int experts, int tile_rows) {
@@ -83,7 +114,12 @@ int64_t most_tiles(int64_t assignments, int experts, int tile_rows) {
 
 cudaError_t group(const GroupParams& p, cudaStream_t stream) {
   Shape shape;
-  shape.grid = unsigned(p.experts), shape.block = kThreads, shape.start = Start::kEarly;
+  shape.block = kThreads, shape.start = Start::kEarly;
+  if (p.assignments <= kMostSmall && p.experts <= kMostSmallExperts) {
+    shape.grid = 1;
+    return launch(group_small_kernel, shape, stream, p);
+  }
+  shape.grid = unsigned(p.experts);
   if (const cudaError_t error = launch(order_kernel, shape, stream, p); error != cudaSuccess) return error;
   shape.grid = 1;
   return launch(tiles_kernel, shape, stream, p);

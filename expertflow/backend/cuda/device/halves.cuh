@@ -49,34 +49,53 @@ __device__ inline void scaled_bytes(uint32_t word, float zero, __half2 scale, ui
   for (int i = 0; i < 2; ++i) out[i] = bits_of(__hmul2(__hsub2(bytes_over_1024(word, i), twice(1024.f + zero)), scale));
 }
 
-// Weights by the path for what no kernel writes; addresses are multiples of what is read.
+// Weights that lie in shared memory: the same arithmetic on addresses, other loads.
+struct SharedBytes {
+  const uint8_t* at;
+  __device__ SharedBytes operator+(int64_t n) const { return {at + n}; }
+  __device__ SharedBytes operator-(int64_t n) const { return {at - n}; }
+};
+__device__ inline uintptr_t address_of(const uint8_t* p) { return reinterpret_cast<uintptr_t>(p); }
+__device__ inline uintptr_t address_of(SharedBytes p) { return reinterpret_cast<uintptr_t>(p.at); }
+__device__ inline const uint8_t* plain(const uint8_t* p) { return p; }
+__device__ inline const uint8_t* plain(SharedBytes p) { return p.at; }
+
+// Weights in global memory, by the path for what no kernel writes; addresses are multiples of what is read.
 __device__ inline uint32_t weight1(const uint8_t* p) { return __ldg(p); }
 __device__ inline uint32_t weight2(const uint8_t* p) { return __ldg(reinterpret_cast<const uint16_t*>(p)); }
 __device__ inline uint32_t weight4(const uint8_t* p) { return __ldg(reinterpret_cast<const uint32_t*>(p)); }
 __device__ inline uint2 weight8(const uint8_t* p) { return __ldg(reinterpret_cast<const uint2*>(p)); }
 __device__ inline uint4 weight16(const uint8_t* p) { return __ldg(reinterpret_cast<const uint4*>(p)); }
+__device__ inline uint32_t weight1(SharedBytes p) { return *p.at; }
+__device__ inline uint32_t weight2(SharedBytes p) { return *reinterpret_cast<const uint16_t*>(p.at); }
+__device__ inline uint32_t weight4(SharedBytes p) { return *reinterpret_cast<const uint32_t*>(p.at); }
+__device__ inline uint2 weight8(SharedBytes p) { return *reinterpret_cast<const uint2*>(p.at); }
+__device__ inline uint4 weight16(SharedBytes p) { return *reinterpret_cast<const uint4*>(p.at); }
 
 // Eight bytes from an address that is a multiple of kAlign, as the words that hold them; get() joins them.
 template <int kAlign>
 struct EightBytes {
   uint32_t w[kAlign < 4 ? 3 : 2];
-  __device__ void load(const uint8_t* p) {
-    const uint8_t* words = p - reinterpret_cast<uintptr_t>(p) % 4;
+  template <class Bytes>
+  __device__ void load(Bytes p) {
+    const auto past = int64_t(address_of(p) % 4);
+    const Bytes words = p - past;
     if constexpr (kAlign >= 8) {
       const uint2 v = weight8(p);
       w[0] = v.x, w[1] = v.y;
     } else {
       w[0] = weight4(words), w[1] = weight4(words + 4);
     }
-    if constexpr (kAlign < 4) w[2] = words != p ? weight4(words + 8) : 0;
+    if constexpr (kAlign < 4) w[2] = past != 0 ? weight4(words + 8) : 0;
   }
   __device__ void clear() {
     for (uint32_t& word : w) word = 0;
   }
   // p: as at load(), or another address with the same remainder by 4.
-  __device__ void get(const uint8_t* p, uint32_t (&out)[2]) const {
+  template <class Bytes>
+  __device__ void get(Bytes p, uint32_t (&out)[2]) const {
     if constexpr (kAlign < 4) {
-      const uint32_t shift = 8 * uint32_t(reinterpret_cast<uintptr_t>(p) % 4);
+      const uint32_t shift = 8 * uint32_t(address_of(p) % 4);
       out[0] = __funnelshift_r(w[0], w[1], shift), out[1] = __funnelshift_r(w[1], w[2], shift);
     } else {
       out[0] = w[0], out[1] = w[1];

@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kMostThreads)
   const auto read = [&](int64_t chunk, float(&v)[8]) {
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      const float2 two = source.pair(row, 32 * (chunk / 4) + 8 * t + 2 * (chunk % 4), cols);
+      const int64_t c = to.natural ? 8 * chunk + 2 * t : 32 * (chunk / 4) + 8 * t + 2 * (chunk % 4);
+      const float2 two = source.pair(row, c, cols);
       v[2 * t] = two.x, v[2 * t + 1] = two.y;
     }
   };

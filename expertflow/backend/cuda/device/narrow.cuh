@@ -15,6 +15,7 @@ struct NarrowRows {
   uint4* data = nullptr;    ///< [rows, chunks]
   float* factor = nullptr;  ///< [rows]: what sums of the row's products are multiplied by
   int64_t chunks = 0;
+  bool natural = false;  ///< chunk c holds columns 8c to 8c + 7, for gemm_few.cuh
 };
 int64_t narrow_chunks(int64_t cols);  ///< 16-byte chunks of a row
 

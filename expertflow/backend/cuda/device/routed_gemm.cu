@@ -18,6 +18,7 @@ constexpr int kSmallTile = 64, kLargeTile = 128;
 
 Scratch carve_scratch(Carve& carve, const RoutedParams& p, int tile_rows) {
   const int64_t assignments = p.rows * p.top_k;
+  const bool natural = tile_rows <= kMostFewRows;
   Scratch s;
   s.group.ids = p.ids, s.group.assignments = assignments, s.group.experts = p.experts;
   s.group.tile_rows = tile_rows;
@@ -27,16 +28,16 @@ Scratch carve_scratch(Carve& carve, const RoutedParams& p, int tile_rows) {
   s.group.tiles = carve.take<Tile>(most_tiles(assignments, p.experts, s.group.tile_rows));
   for (const Fmt format : {p.gate_format, p.up_format}) {
     NarrowRows& x = s.x[int(narrow_of(format))];
-    if (x.chunks == 0) x = carve_narrow(carve, p.rows, p.hidden);
+    if (x.chunks == 0) x = carve_narrow(carve, p.rows, p.hidden, natural);
   }
-  s.gated = carve_narrow(carve, assignments, p.ffn);
+  s.gated = carve_narrow(carve, assignments, p.ffn, natural);
   s.wide = carve.take<float>(assignments * max(2 * p.ffn, p.hidden));
   return s;
 }
 
-constexpr int kCombineThreads = 256;
+constexpr int kCombineThreads = 64;
 
-// A block sums a row. kWide columns at a time: 4 where rows are aligned.
+// A block sums a part of a row. A thread has kWide columns: 4 where rows are aligned.
 template <int kWide>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const RoutedParams p, const float* down) {
   let_later_start();
@@ -44,9 +45,10 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const RoutedPa
   const int64_t row = blockIdx.x;
   const int32_t* ids = p.ids + row * p.top_k;
   const float* weights = p.weights + row * p.top_k;
-  for (int64_t c = kWide * int64_t(threadIdx.x); c < p.hidden; c += kWide * kCombineThreads) {
+  for (int64_t c = kWide * (int64_t(blockIdx.y) * kCombineThreads + threadIdx.x); c < p.hidden;
+       c += kWide * kCombineThreads * int64_t(gridDim.y)) {
     float sum[kWide] = {};
-#pragma unroll 4
+#pragma unroll 8
     for (int k = 0; k < p.top_k; ++k) {
       if (ids[k] < 0 || ids[k] >= p.experts) continue;  // no place, nothing computed
       const float* from = down + (row * p.top_k + k) * p.hidden + c;
@@ -79,7 +81,10 @@ cudaError_t combine_routed(const RoutedParams& p, const float* down, cudaStream_
   const float* to = p.add_to ? p.add_to : p.out;
   const bool aligned = p.hidden % 4 == 0 && reinterpret_cast<uintptr_t>(to) % 16 == 0;
   Shape shape;
-  shape.grid = unsigned(p.rows), shape.block = kCombineThreads, shape.start = Start::kEarly;
+  constexpr int64_t kMostParts = 64;
+  const int64_t parts = (p.hidden + kCombineThreads - 1) / kCombineThreads / (aligned ? 4 : 1);
+  shape.grid = dim3(unsigned(p.rows), unsigned(min(max(parts, int64_t(1)), kMostParts)));
+  shape.block = kCombineThreads, shape.start = Start::kEarly;
   return launch(aligned ? combine_kernel<4> : combine_kernel<1>, shape, stream, p, down);
 }
 
@@ -91,6 +96,7 @@ GemmTask task_for(const RoutedParams& p, const Scratch& s) {
   task.tiles = s.group.tiles, task.tile_count = s.group.totals;
   task.most_tiles = most_tiles(s.group.assignments, p.experts, s.group.tile_rows);
   task.table = p.table;
+  task.few = s.group.tile_rows <= kMostFewRows;
   return task;
 }
 
@@ -134,16 +140,30 @@ cudaError_t down(const RoutedParams& p, const Scratch& s, cudaStream_t stream) {
 
 }  // namespace
 
+namespace {
+
+// By the rows that an expert has if all are chosen alike. With few, tiles of which most experts need one: memory
+// decides, and a second tile reads the weights again. Halfway between the large ones, unpacking once for 128 rows
+// begins to pay.
+int tile_rows_of(const RoutedParams& p) {
+  const int64_t assignments = p.rows * p.top_k, used = min(assignments, int64_t(p.experts));
+  const auto at_least = [&](int64_t rows_of_expert) { return assignments >= rows_of_expert * used; };
+  if (!at_least(4)) return 8;
+  if (!at_least(9)) return 16;
+  if (!at_least(20)) return 32;
+  return at_least((kSmallTile + kLargeTile) / 2) ? kLargeTile : kSmallTile;
+}
+
+}  // namespace
+
 uint64_t routed_gemm_scratch(const RoutedParams& p) {
   Carve carve(nullptr);
-  carve_scratch(carve, p, kSmallTile);
+  carve_scratch(carve, p, few_tile_rows(1));  // the most tiles
   return carve.bytes();
 }
 
 cudaError_t routed_gemm(const RoutedParams& p, cudaStream_t stream) {
-  // Halfway between the two, tiles that unpack weights once for 128 rows begin to pay.
-  const int64_t assignments = p.rows * p.top_k, used = min(assignments, int64_t(p.experts));
-  return routed_gemm_tiled(p, 2 * assignments >= (kSmallTile + kLargeTile) * used ? kLargeTile : kSmallTile, stream);
+  return routed_gemm_tiled(p, tile_rows_of(p), stream);
 }
 
 cudaError_t routed_gemm_tiled(const RoutedParams& p, int tile_rows, cudaStream_t stream) {

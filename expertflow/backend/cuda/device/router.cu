@@ -6,6 +6,8 @@ namespace {
 
 __global__ void route_kernel(const RouteParams p) {
   EF_DYNAMIC_SHARED(float, memory);
+  let_later_start();
+  wait_for_earlier();
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x)
     routing::route_row(p, row, p.logits + row * p.experts, memory, int(threadIdx.x));
 }
@@ -20,7 +22,7 @@ uint64_t route_shared_bytes(const RouteParams& p) {
 cudaError_t route(const RouteParams& p, cudaStream_t stream) {
   if (p.rows <= 0) return cudaSuccess;
   constexpr int64_t kMostBlocks = 1 << 20;
-  return launch(route_kernel, {unsigned(min(p.rows, kMostBlocks)), 32, size_t(route_shared_bytes(p))}, stream, p);
+  return launch(route_kernel, {unsigned(min(p.rows, kMostBlocks)), 32, size_t(route_shared_bytes(p)), Start::kEarly}, stream, p);
 }
 
 }  // namespace ef::cuda

@@ -1,0 +1,223 @@
+// Products of up to 32 rows on tensor cores: memory decides, so the weights are the wide side of a fragment and every
+// warp streams its own. A block has sixteen outputs of a tile; its warps share the width, each a run of units (some
+// steps of gemm.cuh), and their sums join in the order of the warps. A warp copies its units to shared memory by
+// itself, some ahead; a lane then reads an octet of every 32 columns of two rows, as in gemm.cuh, and the same octets of
+// its rows of activations, which lie in their natural order (NarrowRows::natural) and come straight from memory.
+#pragma once
+#include "formats.cuh"
+#include "gemm_task.cuh"
+#include "halves.cuh"
+#include "mma.cuh"
+
+namespace ef::cuda {
+
+constexpr int kFewOutputs = 16;  // of a block
+constexpr int kMostSplit = 8;    // warps of a block
+
+/// A row of weights that a lane holds in a fragment.
+struct WeightRow {
+  const uint8_t* data;
+  const float* scales;
+};
+/// The same where a unit of it lies in shared memory.
+struct SharedRow {
+  SharedBytes data;
+  const float* scales;
+};
+
+template <class F>
+struct Piece;
+
+/// What a warp copies of each of its rows at once. What super-blocks' pieces hand from step to step ends with a unit.
+template <class F>
+struct FewUnit {
+  static constexpr int kSteps = F::kElements > 1 ? 4 : F::kBytes > 2 ? 1 : 2;
+  static constexpr int kColumns = kSteps * kStepColumns;
+  static constexpr int kBytes = kColumns / F::kElements * F::kBytes;
+  static constexpr int kChunks = (15 + kBytes + 15) / 16;  ///< of 16 bytes, from any address on
+  static constexpr int kRoom = 16 * (kChunks | 1);         ///< from row to row: an odd number of chunks
+  static constexpr int kSlot = kFewOutputs * kRoom;
+  static constexpr int kDepth = kSlot <= 4096 ? 4 : 3;
+};
+
+// kEights: a tile has up to 8 * kEights rows.
+template <class F, int kEights>
+__global__ void __launch_bounds__(32 * kMostSplit, kEights > 2 ? 1 : 2) gemm_few_kernel(const GemmTask p) {
+  using P = Piece<F>;
+  using U = FewUnit<F>;
+  constexpr int kPartStride = kFewOutputs + 1;
+  static_assert(8 * kEights * kPartStride * sizeof(float) <= U::kDepth * U::kSlot);
+  EF_DYNAMIC_SHARED(uint8_t, memory);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = blockDim.x / 32, t = lane % 4, r = lane / 4;
+  uint8_t* const ring = memory + warp * U::kDepth * U::kSlot;
+  let_later_start();
+  // Weights alone are safe before earlier kernels have ended; with a table, these say which.
+  if (p.tiles) wait_for_earlier();
+
+  Tile tile;
+  if (p.tiles) {
+    const int64_t tiles = *p.tile_count;
+    tile = p.tiles[blockIdx.y];
+    if (int64_t(blockIdx.y) >= tiles) return;
+  } else {
+    tile.first = int32_t(blockIdx.y) * p.tile_rows;
+    tile.rows = int32_t(min(int64_t(p.tile_rows), p.rows - tile.first));
+  }
+  int index = 0;
+  while (index + 1 < p.count && int(blockIdx.x) >= p.part[index + 1].first_block) ++index;
+  const GemmPart& part = p.part[index];
+  Weights w = part.w;
+  if (p.table) {
+    const ExpertEntry& entry = p.table[tile.group];
+    w = part.matrix == Matrix::kGate ? entry.gate : part.matrix == Matrix::kUp ? entry.up : entry.down;
+  }
+  const int64_t first_out = int64_t(int(blockIdx.x) - part.first_block) * kFewOutputs;
+  const int64_t row_bytes = row_bytes_of<F>(p.cols);
+  const int last_row = int(min(int64_t(kFewOutputs), part.n - first_out)) - 1;
+  const uint8_t* const rows = w.data + first_out * row_bytes;
+
+  const int units = (p.steps + U::kSteps - 1) / U::kSteps;
+  const int begin = units * warp / split, end = units * (warp + 1) / split;
+  const auto copy = [&](int unit, int slot) {
+    if (unit < end) {
+      const int64_t at = int64_t(unit) * U::kBytes;
+      const int bytes = int(min(int64_t(U::kBytes), row_bytes - at));
+#pragma unroll
+      for (int i = lane; i < kFewOutputs * U::kChunks; i += 32) {
+        const int row = i / U::kChunks, chunk = i % U::kChunks;
+        const uint8_t* from = rows + min(row, last_row) * row_bytes + at;
+        const int past = int(address_of(from) % 16);
+        if (16 * chunk < past + bytes)
+          copy16_async(ring + slot * U::kSlot + row * U::kRoom + 16 * chunk, from - past + 16 * chunk, true);
+      }
+    }
+    copy_async_commit();
+  };
+  for (int i = 0; i < U::kDepth - 1; ++i) copy(begin + i, i);
+
+  int past[2];
+  int64_t scale_row[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int n = min(8 * j + r, last_row);
+    past[j] = int(address_of(rows + n * row_bytes + int64_t(begin) * U::kBytes) % 16);
+    scale_row[j] = (first_out + n) / 128 * ((p.cols + 127) / 128);
+  }
+  if (!p.tiles) wait_for_earlier();
+  // Rows beyond the tile's are computed from its last and not stored.
+  const auto x_row_of = [&](int i) {
+    const int64_t place = tile.first + min(i, tile.rows - 1);
+    return p.x_row ? int64_t(p.x_row[place] / p.x_divisor) : place;
+  };
+  const uint4* x[kEights];
+#pragma unroll
+  for (int e = 0; e < kEights; ++e) x[e] = p.x + x_row_of(8 * e + r) * p.chunks + t;
+  uint4 of_x[2][kEights], next_x[2][kEights];
+  const auto load_x = [&](int step, uint4(&to)[2][kEights]) {
+    if (step >= p.steps) return;
+#pragma unroll
+    for (int g = 0; g < 2; ++g)
+#pragma unroll
+      for (int e = 0; e < kEights; ++e) to[g][e] = x[e][4 * P::group(step, g)];
+  };
+  load_x(begin * U::kSteps, of_x);
+
+  float sum[kEights][4] = {};
+  int slot = 0;
+#pragma unroll 1
+  for (int unit = begin; unit < end; ++unit) {
+    copy_async_wait<U::kDepth - 2>();
+    __syncwarp();  // the unit is there for all lanes, and all have left the slot that is filled next
+    copy(unit + U::kDepth - 1, slot == 0 ? U::kDepth - 1 : slot - 1);
+    SharedRow row[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      row[j].data = {ring + slot * U::kSlot + (8 * j + r) * U::kRoom + past[j]};
+      row[j].scales = w.scales ? w.scales + scale_row[j] + unit * U::kColumns / 128 : nullptr;
+      past[j] = (past[j] + U::kBytes) % 16;
+    }
+    P now[2];
+#pragma unroll
+    for (int s = 0; s < U::kSteps; ++s) {
+      const int step = unit * U::kSteps + s;
+      if (step >= p.steps) break;
+      load_x(step + 1, next_x);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        P piece;
+        piece.load(row[j], s, t, p.cols - int64_t(unit) * U::kColumns, now[j]);
+        now[j] = piece;
+        now[j].prepare(s, t);
+      }
+#pragma unroll
+      for (int g = 0; g < 2; ++g) {
+        uint32_t a[2][4];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) now[j].halves(row[j], s, g, t, a[j]);
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const uint32_t both[4] = {a[0][2 * k], a[1][2 * k], a[0][2 * k + 1], a[1][2 * k + 1]};
+#pragma unroll
+          for (int e = 0; e < kEights; ++e) {
+            const uint4& v = of_x[g][e];
+            const uint32_t pair[2] = {k ? v.z : v.x, k ? v.w : v.y};
+            if constexpr (P::kBrain)
+              mma_bf16(sum[e], both, pair);
+            else
+              mma_f16(sum[e], both, pair);
+          }
+        }
+      }
+#pragma unroll
+      for (int g = 0; g < 2; ++g)
+#pragma unroll
+        for (int e = 0; e < kEights; ++e) of_x[g][e] = next_x[g][e];
+    }
+    slot = slot + 1 == U::kDepth ? 0 : slot + 1;
+  }
+  copy_async_wait<0>();
+  __syncwarp();
+
+  // A lane holds outputs r and r + 8 of rows 2t and 2t + 1 of every eight.
+#pragma unroll
+  for (int e = 0; e < kEights; ++e)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      reinterpret_cast<float*>(ring)[(8 * e + 2 * t + i % 2) * kPartStride + r + 8 * (i / 2)] = sum[e][i];
+  __syncthreads();
+  constexpr float kUnlift = 1.f / float(1 << P::kLift);
+  for (int i = threadIdx.x; i < tile.rows * kFewOutputs; i += blockDim.x) {
+    const int at = i / kFewOutputs, out = i % kFewOutputs;
+    const int64_t n = first_out + out, place = int64_t(tile.first) + at;
+    if (n >= part.n) continue;
+    float v = 0;
+    for (int s = 0; s < split; ++s)
+      v += reinterpret_cast<const float*>(memory + s * U::kDepth * U::kSlot)[at * kPartStride + out];
+    v = v * (p.factor[x_row_of(at)] * kUnlift) + (w.bias ? w.bias[n] : 0.f);
+    float* to = part.out + (p.out_row ? p.out_row[place] : place) * part.out_stride + n;
+    *to = p.add ? *to + p.add_scale * v : v;
+  }
+}
+
+template <class F>
+cudaError_t launch_gemm_few(GemmTask p, cudaStream_t stream) {
+  using U = FewUnit<F>;
+  place_parts(p, kFewOutputs);
+  const int64_t tiles = p.tiles ? p.most_tiles : (p.rows + p.tile_rows - 1) / p.tile_rows;
+  const int64_t blocks = blocks_of(p, kFewOutputs);
+  // Warps enough for all of the device, but none with less than a unit.
+  constexpr int64_t kWarpsOfProcessor = 16, kLongest = 4;
+  const int64_t units = (p.steps + U::kSteps - 1) / U::kSteps;
+  const int64_t wanted = (kWarpsOfProcessor * device_traits().multiprocessors + blocks * tiles - 1) / (blocks * tiles);
+  const int64_t split = min(min(max(wanted, (units + kLongest - 1) / kLongest), units), int64_t(kMostSplit));
+  Shape shape;
+  shape.grid = dim3(unsigned(blocks), unsigned(tiles));
+  shape.block = unsigned(32 * split);
+  shape.shared = size_t(split) * U::kDepth * U::kSlot;
+  shape.start = Start::kEarly;
+  return p.tile_rows <= 8    ? launch(gemm_few_kernel<F, 1>, shape, stream, p)
+         : p.tile_rows <= 16 ? launch(gemm_few_kernel<F, 2>, shape, stream, p)
+                             : launch(gemm_few_kernel<F, 4>, shape, stream, p);
+}
+
+}  // namespace ef::cuda

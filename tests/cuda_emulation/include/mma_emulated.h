@@ -81,6 +81,11 @@ inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
     mma_emulated::multiply<emulated::float_of_half>(lanes);
   });
 }
+inline void start_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                      emulated::Place where = emulated::Place::current()) {
+  for (float& v : d) v = 0;
+  mma_f16(d, a, b, where);
+}
 inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                      emulated::Place where = emulated::Place::current()) {
   mma_emulated::Fragments mine{d, a, b};

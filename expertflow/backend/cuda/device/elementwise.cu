@@ -58,6 +58,41 @@ __device__ float block_sum(float v) {
   return sum;
 }
 
+// Rows of up to kHeld * kCount numbers, each read once.
+template <int kCount, int kHeld>
+__global__ void __launch_bounds__(kCount) norm_short_kernel(const NormParams p) {
+  let_later_start();
+  const auto at = [](int j) { return threadIdx.x + j * kCount; };
+  float weight[kHeld], bias[kHeld];
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j) {
+    const bool mine = at(j) < p.width;
+    weight[j] = mine ? p.weight[at(j)] : 0.f, bias[j] = mine && p.bias ? p.bias[at(j)] : 0.f;
+  }
+  wait_for_earlier();
+  for (int64_t r = blockIdx.x; r < p.rows; r += gridDim.x) {
+    float x[kHeld];
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) x[j] = at(j) < p.width ? p.x[r * p.width + at(j)] : 0.f;
+    float mean = 0, sum = 0, squares = 0;
+    if (p.centred) {
+#pragma unroll
+      for (int j = 0; j < kHeld; ++j) sum += x[j];
+      mean = block_sum<kCount>(sum) / float(p.width);
+    }
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j)
+      if (at(j) < p.width) squares += (x[j] - mean) * (x[j] - mean);
+    const float scale = 1.f / sqrtf(block_sum<kCount>(squares) / float(p.width) + p.eps);
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      if (at(j) >= p.width) break;
+      const float v = (x[j] - mean) * scale * weight[j];
+      p.out[r * p.width + at(j)] = p.bias ? v + bias[j] : v;
+    }
+  }
+}
+
 template <int kCount>
 __global__ void norm_kernel(const NormParams p) {
   let_later_start();
@@ -131,6 +166,9 @@ cudaError_t norm(const NormParams& p, cudaStream_t stream) {
   if (p.rows <= 0) return cudaSuccess;
   constexpr int64_t kMostBlocks = 1 << 20, kShort = 256;
   const unsigned blocks = unsigned(min(p.rows, kMostBlocks));
+  constexpr int kHeld = 8;
+  if (p.width > kShort && p.width <= kHeld * kThreads)
+    return launch(norm_short_kernel<kThreads, kHeld>, {blocks, kThreads, 0, Start::kEarly}, stream, p);
   return p.width <= kShort ? launch(norm_kernel<32>, {blocks, 32, 0, Start::kEarly}, stream, p)
                            : launch(norm_kernel<kThreads>, {blocks, kThreads, 0, Start::kEarly}, stream, p);
 }

@@ -51,7 +51,45 @@ struct KPiece {
   }
 };
 
+template <class F, bool kFifth>
+struct KCodes {
+  static constexpr bool kExist = true;
+  float scale[2], offset[2];  // of groups 2t and 2t + 1 of the block
+  EightBytes<8> four, fifth;
+
+  __device__ void begin(SharedBytes b, int t) {
+    const float2 d = __half22float2(half2_of(weight4(b)));
+    const int shift = 16 * (t % 2);
+    const uint32_t low = weight4(b + 4) >> shift, down = weight4(b + 8) >> shift, rest = weight4(b + 12) >> shift;
+    const uint32_t scales = t < 2 ? low & 0x3f3fu : (rest & 0x0f0fu) | (low >> 2 & 0x3030u);
+    const uint32_t minimums = t < 2 ? down & 0x3f3fu : (rest >> 4 & 0x0f0fu) | (down >> 2 & 0x3030u);
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      scale[g] = d.x * float(scales >> (8 * g) & 255);
+      offset[g] = -fmaf(1024.f, scale[g], d.y * float(minimums >> (8 * g) & 255));
+    }
+    if constexpr (kFifth) fifth.load(b + 16 + 8 * t);
+  }
+  __device__ void load(SharedBytes b, int step, int t) { four.load(b + (kFifth ? 48 : 16) + 32 * step + 8 * t); }
+  // Codes over 1024.
+  __device__ void get(int step, int g, uint32_t (&out)[4], float& scale_of, float& offset_of) const {
+    scale_of = __shfl_sync(0xffffffffu, scale[g], step, 4), offset_of = __shfl_sync(0xffffffffu, offset[g], step, 4);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t q = four.w[i] >> (4 * g) & 0x0f0f0f0fu;
+      if constexpr (kFifth) q |= (fifth.w[i] >> (2 * step + g) & 0x01010101u) << 4;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) out[2 * i + j] = bits_of(bytes_over_1024(q, j));
+    }
+  }
+};
+
 }  // namespace
+
+template <>
+struct Codes<Q4K> : KCodes<Q4K, false> {};
+template <>
+struct Codes<Q5K> : KCodes<Q5K, true> {};
 
 template <>
 struct Piece<Q4K> : KPiece<Q4K, false> {};

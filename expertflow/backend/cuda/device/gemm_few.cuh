@@ -1,5 +1,5 @@
 // Products of up to 32 rows on tensor cores: memory decides, so the weights are the wide side of a fragment and every
-// warp streams its own. A block has sixteen outputs of a tile; its warps share the width, each a run of units (some
+// warp streams its own. A block has 16 or 32 outputs of a tile; its warps share the width, each a run of units (some
 // steps of gemm.cuh), and their sums join in the order of the warps. A warp copies its units to shared memory by
 // itself, some ahead; a lane then reads an octet of every 32 columns of two rows, as in gemm.cuh, and the same octets of
 // its rows of activations, which lie in their natural order (NarrowRows::natural) and come straight from memory.
@@ -11,8 +11,7 @@
 
 namespace ef::cuda {
 
-constexpr int kFewOutputs = 16;  // of a block
-constexpr int kMostSplit = 8;    // warps of a block
+constexpr int kMostSplit = 8;  // warps of a block
 
 /// A row of weights that a lane holds in a fragment.
 struct WeightRow {
@@ -28,24 +27,40 @@ struct SharedRow {
 template <class F>
 struct Piece;
 
-/// What a warp copies of each of its rows at once. What super-blocks' pieces hand from step to step ends with a unit.
+/// For formats whose weights are a code times a scale plus an offset, the two alike for 32 columns: products are made of
+/// codes, which halves hold exactly and cheaply, and scale and offset meet the sums in float32. A row's in a unit:
+/// begin() and load() (for a step) read them, get() gives those of group g of the step; all lanes call them.
 template <class F>
+struct Codes {
+  static constexpr bool kExist = false;
+};
+
+// Outputs of a block for tiles of up to 8 * kEights rows: more where that bounds arithmetic and registers allow it, since
+// what is done once a unit, and loads of activations, then serve more weights.
+template <class F, int kEights>
+constexpr int kFewOutputs = Codes<F>::kExist && kEights == 1 ? 32 : 16;
+
+/// What a warp copies of each of its rows at once. What super-blocks' pieces hand from step to step ends with a unit.
+template <class F, int kOutputs>
 struct FewUnit {
   static constexpr int kSteps = F::kElements > 1 ? 4 : F::kBytes > 2 ? 1 : 2;
   static constexpr int kColumns = kSteps * kStepColumns;
   static constexpr int kBytes = kColumns / F::kElements * F::kBytes;
   static constexpr int kChunks = (15 + kBytes + 15) / 16;  ///< of 16 bytes, from any address on
   static constexpr int kRoom = 16 * (kChunks | 1);         ///< from row to row: an odd number of chunks
-  static constexpr int kSlot = kFewOutputs * kRoom;
-  static constexpr int kDepth = kSlot <= 4096 ? 4 : 3;
+  static constexpr int kSlot = kOutputs * kRoom;
+  static constexpr int kDepth = kSlot <= 4096 ? 4 : kSlot <= 5504 ? 3 : 2;
+  /// Whether all rows' units lie alike against 16 bytes: widths are multiples of 256 then.
+  static constexpr bool kAlike = kBytes % 16 == 0 && F::kElements == 256;
 };
 
 // kEights: a tile has up to 8 * kEights rows.
 template <class F, int kEights>
 __global__ void __launch_bounds__(32 * kMostSplit, kEights > 2 ? 1 : 2) gemm_few_kernel(const GemmTask p) {
   using P = Piece<F>;
-  using U = FewUnit<F>;
-  constexpr int kPartStride = kFewOutputs + 1;
+  constexpr int kOutputs = kFewOutputs<F, kEights>, kWide = kOutputs / 16, kMine = kOutputs / 8;
+  using U = FewUnit<F, kOutputs>;
+  constexpr int kPartStride = kOutputs + 1;
   static_assert(8 * kEights * kPartStride * sizeof(float) <= U::kDepth * U::kSlot);
   EF_DYNAMIC_SHARED(uint8_t, memory);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = blockDim.x / 32, t = lane % 4, r = lane / 4;
@@ -71,34 +86,42 @@ __global__ void __launch_bounds__(32 * kMostSplit, kEights > 2 ? 1 : 2) gemm_few
     const ExpertEntry& entry = p.table[tile.group];
     w = part.matrix == Matrix::kGate ? entry.gate : part.matrix == Matrix::kUp ? entry.up : entry.down;
   }
-  const int64_t first_out = int64_t(int(blockIdx.x) - part.first_block) * kFewOutputs;
+  const int64_t first_out = int64_t(int(blockIdx.x) - part.first_block) * kOutputs;
   const int64_t row_bytes = row_bytes_of<F>(p.cols);
-  const int last_row = int(min(int64_t(kFewOutputs), part.n - first_out)) - 1;
+  const int last_row = int(min(int64_t(kOutputs), part.n - first_out)) - 1;
   const uint8_t* const rows = w.data + first_out * row_bytes;
 
   const int units = (p.steps + U::kSteps - 1) / U::kSteps;
   const int begin = units * warp / split, end = units * (warp + 1) / split;
+  // Four lanes copy a row, eight rows at a time; in place of rows that are missing, the last one.
+  const int first = 16 * (lane % 4);
+  const uint8_t* copied[kMine];
+#pragma unroll
+  for (int k = 0; k < kMine; ++k)
+    copied[k] = rows + min(8 * k + lane / 4, last_row) * row_bytes + int64_t(begin) * U::kBytes;
+  uint8_t* const copy_to = ring + lane / 4 * U::kRoom + first;
   const auto copy = [&](int unit, int slot) {
     if (unit < end) {
-      const int64_t at = int64_t(unit) * U::kBytes;
-      const int bytes = int(min(int64_t(U::kBytes), row_bytes - at));
+      const int bytes = U::kAlike ? U::kBytes : int(min(int64_t(U::kBytes), row_bytes - int64_t(unit) * U::kBytes));
 #pragma unroll
-      for (int i = lane; i < kFewOutputs * U::kChunks; i += 32) {
-        const int row = i / U::kChunks, chunk = i % U::kChunks;
-        const uint8_t* from = rows + min(row, last_row) * row_bytes + at;
-        const int past = int(address_of(from) % 16);
-        if (16 * chunk < past + bytes)
-          copy16_async(ring + slot * U::kSlot + row * U::kRoom + 16 * chunk, from - past + 16 * chunk, true);
+      for (int k = 0; k < kMine; ++k) {
+        const int past = int(address_of(copied[U::kAlike ? 0 : k]) % 16), left = past + bytes - first;
+        const uint8_t* from = copied[k] + first - past;
+        uint8_t* to = copy_to + slot * U::kSlot + 8 * k * U::kRoom;
+#pragma unroll
+        for (int c = 0; c < 16 * U::kChunks; c += 64)
+          if ((U::kAlike && c + 64 <= U::kBytes) || c < left) copy16_async(to + c, from + c, true);
+        copied[k] += U::kBytes;
       }
     }
     copy_async_commit();
   };
   for (int i = 0; i < U::kDepth - 1; ++i) copy(begin + i, i);
 
-  int past[2];
-  int64_t scale_row[2];
+  int past[kMine];
+  int64_t scale_row[kMine];
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
+  for (int j = 0; j < kMine; ++j) {
     const int n = min(8 * j + r, last_row);
     past[j] = int(address_of(rows + n * row_bytes + int64_t(begin) * U::kBytes) % 16);
     scale_row[j] = (first_out + n) / 128 * ((p.cols + 127) / 128);
@@ -112,66 +135,111 @@ __global__ void __launch_bounds__(32 * kMostSplit, kEights > 2 ? 1 : 2) gemm_few
   const uint4* x[kEights];
 #pragma unroll
   for (int e = 0; e < kEights; ++e) x[e] = p.x + x_row_of(8 * e + r) * p.chunks + t;
-  uint4 of_x[2][kEights], next_x[2][kEights];
-  const auto load_x = [&](int step, uint4(&to)[2][kEights]) {
-    if (step >= p.steps) return;
+  // The next step's come while this one's are multiplied.
+  constexpr int kHalves = U::kSteps % 2 == 0 ? 2 : 1;  // of the unrolled steps: whose turn it is, they know
+  uint4 of_x[2][2][kEights];
+  const auto load_x = [&](int first_step, int step, uint4(&to)[2][kEights]) {
+    if (first_step + step >= p.steps) return;
 #pragma unroll
     for (int g = 0; g < 2; ++g)
 #pragma unroll
-      for (int e = 0; e < kEights; ++e) to[g][e] = x[e][4 * P::group(step, g)];
+      for (int e = 0; e < kEights; ++e) to[g][e] = x[e][4 * P::group(first_step, 0) + 4 * P::group(step, g)];
   };
-  load_x(begin * U::kSteps, of_x);
+  load_x(begin * U::kSteps, 0, of_x[0]);
 
-  float sum[kEights][4] = {};
+  float sum[kWide][kEights][4] = {};
   int slot = 0;
 #pragma unroll 1
   for (int unit = begin; unit < end; ++unit) {
     copy_async_wait<U::kDepth - 2>();
     __syncwarp();  // the unit is there for all lanes, and all have left the slot that is filled next
     copy(unit + U::kDepth - 1, slot == 0 ? U::kDepth - 1 : slot - 1);
-    SharedRow row[2];
+    SharedRow row[kMine];
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kMine; ++j) {
       row[j].data = {ring + slot * U::kSlot + (8 * j + r) * U::kRoom + past[j]};
       row[j].scales = w.scales ? w.scales + scale_row[j] + unit * U::kColumns / 128 : nullptr;
       past[j] = (past[j] + U::kBytes) % 16;
     }
-    P now[2];
+    P now[kMine];
+    Codes<F> codes[kMine];
+    if constexpr (Codes<F>::kExist) {
+#pragma unroll
+      for (int j = 0; j < kMine; ++j) codes[j].begin(row[j].data, t);
+    }
 #pragma unroll
     for (int s = 0; s < U::kSteps; ++s) {
       const int step = unit * U::kSteps + s;
       if (step >= p.steps) break;
-      load_x(step + 1, next_x);
+      uint4(&now_x)[2][kEights] = of_x[s % kHalves];
+      load_x(unit * U::kSteps, s + 1, of_x[1 - s % kHalves]);
+      if constexpr (Codes<F>::kExist) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        P piece;
-        piece.load(row[j], s, t, p.cols - int64_t(unit) * U::kColumns, now[j]);
-        now[j] = piece;
-        now[j].prepare(s, t);
-      }
+        for (int j = 0; j < kMine; ++j) codes[j].load(row[j].data, s, t);
+      } else {
 #pragma unroll
-      for (int g = 0; g < 2; ++g) {
-        uint32_t a[2][4];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) now[j].halves(row[j], s, g, t, a[j]);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const uint32_t both[4] = {a[0][2 * k], a[1][2 * k], a[0][2 * k + 1], a[1][2 * k + 1]};
-#pragma unroll
-          for (int e = 0; e < kEights; ++e) {
-            const uint4& v = of_x[g][e];
-            const uint32_t pair[2] = {k ? v.z : v.x, k ? v.w : v.y};
-            if constexpr (P::kBrain)
-              mma_bf16(sum[e], both, pair);
-            else
-              mma_f16(sum[e], both, pair);
-          }
+        for (int j = 0; j < kMine; ++j) {
+          P piece;
+          piece.load(row[j], s, t, p.cols - int64_t(unit) * U::kColumns, now[j]);
+          now[j] = piece;
+          now[j].prepare(s, t);
         }
       }
 #pragma unroll
-      for (int g = 0; g < 2; ++g)
+      for (int g = 0; g < 2; ++g) {
+        if constexpr (Codes<F>::kExist) {
+          constexpr uint32_t kOnes[4] = {0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00};
+          float x_sum[kEights][4];
 #pragma unroll
-        for (int e = 0; e < kEights; ++e) of_x[g][e] = next_x[g][e];
+          for (int e = 0; e < kEights; ++e) {
+            start_f16(x_sum[e], kOnes, {now_x[g][e].x, now_x[g][e].y});
+            mma_f16(x_sum[e], kOnes, {now_x[g][e].z, now_x[g][e].w});
+          }
+#pragma unroll
+          for (int wide = 0; wide < kWide; ++wide) {
+            uint32_t a[2][4];
+            float scale[2], offset[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) codes[2 * wide + j].get(s, g, a[j], scale[j], offset[j]);
+#pragma unroll
+            for (int e = 0; e < kEights; ++e) {
+              float product[4];
+              start_f16(product, {a[0][0], a[1][0], a[0][1], a[1][1]}, {now_x[g][e].x, now_x[g][e].y});
+              mma_f16(product, {a[0][2], a[1][2], a[0][3], a[1][3]}, {now_x[g][e].z, now_x[g][e].w});
+#pragma unroll
+              for (int i = 0; i < 4; ++i)
+                sum[wide][e][i] =
+                    fmaf(offset[i / 2], x_sum[e][i], fmaf(scale[i / 2], product[i], sum[wide][e][i]));
+            }
+          }
+        } else {
+#pragma unroll
+          for (int wide = 0; wide < kWide; ++wide) {
+            uint32_t a[2][4];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) now[2 * wide + j].halves(row[2 * wide + j], s, g, t, a[j]);
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              const uint32_t both[4] = {a[0][2 * k], a[1][2 * k], a[0][2 * k + 1], a[1][2 * k + 1]};
+#pragma unroll
+              for (int e = 0; e < kEights; ++e) {
+                const uint4& v = now_x[g][e];
+                const uint32_t pair[2] = {k ? v.z : v.x, k ? v.w : v.y};
+                if constexpr (P::kBrain)
+                  mma_bf16(sum[wide][e], both, pair);
+                else
+                  mma_f16(sum[wide][e], both, pair);
+              }
+            }
+          }
+        }
+      }
+      if constexpr (kHalves == 1) {
+#pragma unroll
+        for (int g = 0; g < 2; ++g)
+#pragma unroll
+          for (int e = 0; e < kEights; ++e) of_x[0][g][e] = of_x[1][g][e];
+      }
     }
     slot = slot + 1 == U::kDepth ? 0 : slot + 1;
   }
@@ -182,12 +250,12 @@ __global__ void __launch_bounds__(32 * kMostSplit, kEights > 2 ? 1 : 2) gemm_few
 #pragma unroll
   for (int e = 0; e < kEights; ++e)
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      reinterpret_cast<float*>(ring)[(8 * e + 2 * t + i % 2) * kPartStride + r + 8 * (i / 2)] = sum[e][i];
+    for (int i = 0; i < 4 * kWide; ++i)
+      reinterpret_cast<float*>(ring)[(8 * e + 2 * t + i % 2) * kPartStride + r + 8 * (i / 2)] = sum[i / 4][e][i % 4];
   __syncthreads();
-  constexpr float kUnlift = 1.f / float(1 << P::kLift);
-  for (int i = threadIdx.x; i < tile.rows * kFewOutputs; i += blockDim.x) {
-    const int at = i / kFewOutputs, out = i % kFewOutputs;
+  constexpr float kUnlift = Codes<F>::kExist ? 1.f : 1.f / float(1 << P::kLift);
+  for (int i = threadIdx.x; i < tile.rows * kOutputs; i += blockDim.x) {
+    const int at = i / kOutputs, out = i % kOutputs;
     const int64_t n = first_out + out, place = int64_t(tile.first) + at;
     if (n >= part.n) continue;
     float v = 0;
@@ -199,12 +267,12 @@ __global__ void __launch_bounds__(32 * kMostSplit, kEights > 2 ? 1 : 2) gemm_few
   }
 }
 
-template <class F>
-cudaError_t launch_gemm_few(GemmTask p, cudaStream_t stream) {
-  using U = FewUnit<F>;
-  place_parts(p, kFewOutputs);
+template <class F, int kEights>
+cudaError_t launch_gemm_few_rows(GemmTask p, cudaStream_t stream) {
+  using U = FewUnit<F, kFewOutputs<F, kEights>>;
+  place_parts(p, kFewOutputs<F, kEights>);
   const int64_t tiles = p.tiles ? p.most_tiles : (p.rows + p.tile_rows - 1) / p.tile_rows;
-  const int64_t blocks = blocks_of(p, kFewOutputs);
+  const int64_t blocks = blocks_of(p, kFewOutputs<F, kEights>);
   // Warps enough for all of the device, but none with less than a unit.
   constexpr int64_t kWarpsOfProcessor = 16, kLongest = 4;
   const int64_t units = (p.steps + U::kSteps - 1) / U::kSteps;
@@ -215,9 +283,14 @@ cudaError_t launch_gemm_few(GemmTask p, cudaStream_t stream) {
   shape.block = unsigned(32 * split);
   shape.shared = size_t(split) * U::kDepth * U::kSlot;
   shape.start = Start::kEarly;
-  return p.tile_rows <= 8    ? launch(gemm_few_kernel<F, 1>, shape, stream, p)
-         : p.tile_rows <= 16 ? launch(gemm_few_kernel<F, 2>, shape, stream, p)
-                             : launch(gemm_few_kernel<F, 4>, shape, stream, p);
+  return launch(gemm_few_kernel<F, kEights>, shape, stream, p);
+}
+
+template <class F>
+cudaError_t launch_gemm_few(const GemmTask& p, cudaStream_t stream) {
+  return p.tile_rows <= 8    ? launch_gemm_few_rows<F, 1>(p, stream)
+         : p.tile_rows <= 16 ? launch_gemm_few_rows<F, 2>(p, stream)
+                             : launch_gemm_few_rows<F, 4>(p, stream);
 }
 
 }  // namespace ef::cuda

@@ -41,13 +41,13 @@ __global__ void __launch_bounds__(kThreads) order_kernel(const GroupParams p) {
   }
 }
 
-// By one block: prefix sums of the experts' rows and tiles, and the tiles.
-template <class CountOf>
+// By one block of kCount threads: prefix sums of the experts' rows and tiles, and the tiles.
+template <int kCount, class CountOf>
 __device__ void make_tiles(const GroupParams& p, CountOf count_of) {
-  __shared__ int32_t rows_of[kWarps], tiles_of[kWarps];
+  __shared__ int32_t rows_of[kCount / 32], tiles_of[kCount / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int32_t rows_before = 0, tiles_before = 0;  // of the experts of earlier turns
-  for (int base = 0; base < p.experts; base += kThreads) {
+  for (int base = 0; base < p.experts; base += kCount) {
     const int expert = base + int(threadIdx.x);
     const int32_t rows = expert < p.experts ? count_of(expert) : 0, tiles = (rows + p.tile_rows - 1) / p.tile_rows;
     int32_t rows_to = rows, tiles_to = tiles;  // up to and with this expert
@@ -59,7 +59,7 @@ __device__ void make_tiles(const GroupParams& p, CountOf count_of) {
     if (lane == 31) rows_of[warp] = rows_to, tiles_of[warp] = tiles_to;
     __syncthreads();
     int32_t all_rows = 0, all_tiles = 0;
-    for (int i = 0; i < kWarps; ++i) {
+    for (int i = 0; i < kCount / 32; ++i) {
       if (i == warp) rows_to += rows_before + all_rows, tiles_to += tiles_before + all_tiles;
       all_rows += rows_of[i], all_tiles += tiles_of[i];
     }
@@ -75,33 +75,37 @@ __device__ void make_tiles(const GroupParams& p, CountOf count_of) {
 __global__ void __launch_bounds__(kThreads) tiles_kernel(const GroupParams p) {
   let_later_start();
   wait_for_earlier();
-  make_tiles(p, [&](int expert) { return p.counts[expert]; });
+  make_tiles<kThreads>(p, [&](int expert) { return p.counts[expert]; });
 }
 
 // All of it by one block, a thread for each of few assignments, which looks at all of them.
-constexpr int kMostSmall = kThreads, kMostSmallExperts = 2048;
-__global__ void __launch_bounds__(kThreads) group_small_kernel(const GroupParams p) {
-  __shared__ int32_t ids[kMostSmall], counts[kMostSmallExperts];
+constexpr int kMostSmallExperts = 2048;
+template <int kCount>
+__global__ void __launch_bounds__(kCount) group_small_kernel(const GroupParams p) {
+  __shared__ int4 fours[kCount / 4];
+  __shared__ int32_t counts[kMostSmallExperts];
   let_later_start();
-  for (int e = threadIdx.x; e < p.experts; e += kThreads) counts[e] = 0;
+  for (int e = threadIdx.x; e < p.experts; e += kCount) counts[e] = 0;
   wait_for_earlier();
   const int n = int(p.assignments), i = threadIdx.x;
   int32_t mine = i < n ? p.ids[i] : -1;
   if (mine >= p.experts) mine = -1;
-  ids[i] = mine;
+  // Those that are no expert's come after all others.
+  reinterpret_cast<int32_t*>(fours)[i] = mine < 0 ? INT32_MAX : mine;
   __syncthreads();
   if (mine >= 0) {
     atomicAdd(&counts[mine], 1);
     int32_t place = 0;
+    const auto note = [&](int32_t id, int j) { place += id < mine || (id == mine && j < i); };
 #pragma unroll 4
-    for (int j = 0; j < n; ++j) {
-      const int32_t id = ids[j];
-      place += (id >= 0 && id < mine) || (id == mine && j < i);
+    for (int j = 0; j < n; j += 4) {
+      const int4 four = fours[j / 4];
+      note(four.x, j), note(four.y, j + 1), note(four.z, j + 2), note(four.w, j + 3);
     }
     p.order[place] = i;
   }
   __syncthreads();
-  make_tiles(p, [&](int expert) { return counts[expert]; });
+  make_tiles<kCount>(p, [&](int expert) { return counts[expert]; });
 }
 
 }  // namespace
@@ -115,9 +119,11 @@ int64_t most_tiles(int64_t assignments, int experts, int tile_rows) {
 cudaError_t group(const GroupParams& p, cudaStream_t stream) {
   Shape shape;
   shape.block = kThreads, shape.start = Start::kEarly;
-  if (p.assignments <= kMostSmall && p.experts <= kMostSmallExperts) {
-    shape.grid = 1;
-    return launch(group_small_kernel, shape, stream, p);
+  if (p.assignments <= kThreads && p.experts <= kMostSmallExperts) {
+    constexpr int kFew = 128;
+    const bool few = p.assignments <= kFew && p.experts <= kFew;
+    shape.grid = 1, shape.block = few ? kFew : kThreads;
+    return launch(few ? group_small_kernel<kFew> : group_small_kernel<kThreads>, shape, stream, p);
   }
   shape.grid = unsigned(p.experts);
   if (const cudaError_t error = launch(order_kernel, shape, stream, p); error != cudaSuccess) return error;

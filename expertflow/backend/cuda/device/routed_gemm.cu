@@ -50,7 +50,9 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const RoutedPa
     float sum[kWide] = {};
 #pragma unroll 8
     for (int k = 0; k < p.top_k; ++k) {
-      if (ids[k] < 0 || ids[k] >= p.experts) continue;  // no place, nothing computed
+      // Read in any case, so that the loads go together; without an expert there is no place, and nothing computed.
+      const bool exists = ids[k] >= 0 && ids[k] < p.experts;
+      const float weight = weights[k];
       const float* from = down + (row * p.top_k + k) * p.hidden + c;
       float v[kWide];
       if constexpr (kWide == 4) {
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const RoutedPa
         v[0] = *from;
       }
 #pragma unroll
-      for (int i = 0; i < kWide; ++i) sum[i] += weights[k] * v[i];
+      for (int i = 0; i < kWide; ++i) sum[i] = exists ? sum[i] + weight * v[i] : sum[i];
     }
     float* to = (p.add_to ? p.add_to : p.out) + row * p.hidden + c;
     if (p.add_to) {

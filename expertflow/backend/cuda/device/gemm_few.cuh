@@ -11,7 +11,10 @@
 
 namespace ef::cuda {
 
-constexpr int kMostSplit = 8;  // warps of a block
+template <int kEights>
+constexpr int kMostSplit = kEights == 1 ? 4 : 8;  // warps of a block
+template <int kEights>
+constexpr int kLeastBlocks = kEights == 1 ? 5 : kEights == 2 ? 2 : 1;  // that a multiprocessor is to hold
 
 /// A row of weights that a lane holds in a fragment.
 struct WeightRow {
@@ -47,16 +50,17 @@ struct FewUnit {
   static constexpr int kColumns = kSteps * kStepColumns;
   static constexpr int kBytes = kColumns / F::kElements * F::kBytes;
   static constexpr int kChunks = (15 + kBytes + 15) / 16;  ///< of 16 bytes, from any address on
-  static constexpr int kRoom = 16 * (kChunks | 1);         ///< from row to row: an odd number of chunks
+  /// From row to row: an odd number of chunks, or of pairs of them, so that rows begin in different banks.
+  static constexpr int kRoom = 16 * (kChunks % 4 == 2 ? kChunks : kChunks | 1);
   static constexpr int kSlot = kOutputs * kRoom;
-  static constexpr int kDepth = kSlot <= 4096 ? 4 : kSlot <= 5504 ? 3 : 2;
+  static constexpr int kDepth = kOutputs > 16 ? 2 : kSlot <= 4096 ? 4 : 3;
   /// Whether all rows' units lie alike against 16 bytes: widths are multiples of 256 then.
   static constexpr bool kAlike = kBytes % 16 == 0 && F::kElements == 256;
 };
 
 // kEights: a tile has up to 8 * kEights rows.
 template <class F, int kEights>
-__global__ void __launch_bounds__(32 * kMostSplit, kEights > 2 ? 1 : 2) gemm_few_kernel(const GemmTask p) {
+__global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights>) gemm_few_kernel(const GemmTask p) {
   using P = Piece<F>;
   constexpr int kOutputs = kFewOutputs<F, kEights>, kWide = kOutputs / 16, kMine = kOutputs / 8;
   using U = FewUnit<F, kOutputs>;
@@ -277,7 +281,7 @@ cudaError_t launch_gemm_few_rows(GemmTask p, cudaStream_t stream) {
   constexpr int64_t kWarpsOfProcessor = 16, kLongest = 4;
   const int64_t units = (p.steps + U::kSteps - 1) / U::kSteps;
   const int64_t wanted = (kWarpsOfProcessor * device_traits().multiprocessors + blocks * tiles - 1) / (blocks * tiles);
-  const int64_t split = min(min(max(wanted, (units + kLongest - 1) / kLongest), units), int64_t(kMostSplit));
+  const int64_t split = min(min(max(wanted, (units + kLongest - 1) / kLongest), units), int64_t(kMostSplit<kEights>));
   Shape shape;
   shape.grid = dim3(unsigned(blocks), unsigned(tiles));
   shape.block = unsigned(32 * split);

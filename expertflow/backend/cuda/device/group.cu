@@ -41,9 +41,10 @@ __global__ void __launch_bounds__(kThreads) order_kernel(const GroupParams p) {
   }
 }
 
-// By one block of kCount threads: prefix sums of the experts' rows and tiles, and the tiles.
-template <int kCount, class CountOf>
-__device__ void make_tiles(const GroupParams& p, CountOf count_of) {
+// By one block of kCount threads: prefix sums of the experts' rows and tiles, and the tiles. note(expert, place) is told
+// each expert's first place.
+template <int kCount, class CountOf, class Note>
+__device__ void make_tiles(const GroupParams& p, CountOf count_of, Note note) {
   __shared__ int32_t rows_of[kCount / 32], tiles_of[kCount / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int32_t rows_before = 0, tiles_before = 0;  // of the experts of earlier turns
@@ -63,6 +64,7 @@ __device__ void make_tiles(const GroupParams& p, CountOf count_of) {
       if (i == warp) rows_to += rows_before + all_rows, tiles_to += tiles_before + all_tiles;
       all_rows += rows_of[i], all_tiles += tiles_of[i];
     }
+    if (expert < p.experts) note(expert, rows_to - rows);
     for (int32_t i = 0; i < tiles; ++i) {
       const int32_t done = i * p.tile_rows;
       p.tiles[tiles_to - tiles + i] = {expert, rows_to - rows + done, min(p.tile_rows, rows - done)};
@@ -75,37 +77,45 @@ __device__ void make_tiles(const GroupParams& p, CountOf count_of) {
 __global__ void __launch_bounds__(kThreads) tiles_kernel(const GroupParams p) {
   let_later_start();
   wait_for_earlier();
-  make_tiles<kThreads>(p, [&](int expert) { return p.counts[expert]; });
+  make_tiles<kThreads>(
+      p, [&](int expert) { return p.counts[expert]; }, [](int, int32_t) {});
 }
 
-// All of it by one block, a thread for each of few assignments, which looks at all of them.
-constexpr int kMostSmallExperts = 2048;
-template <int kCount>
-__global__ void __launch_bounds__(kCount) group_small_kernel(const GroupParams p) {
-  __shared__ int4 fours[kCount / 4];
-  __shared__ int32_t counts[kMostSmallExperts];
+// All of it by one block, a thread for each of few assignments: an assignment's place is its expert's first, and those of
+// the expert in earlier warps and lanes.
+constexpr int kMostSmall = 128, kMostSmallExperts = 1024;
+__global__ void __launch_bounds__(kMostSmall) group_small_kernel(const GroupParams p) {
+  constexpr int kSmallWarps = kMostSmall / 32;
+  __shared__ int32_t places[kSmallWarps][kMostSmallExperts];
   let_later_start();
-  for (int e = threadIdx.x; e < p.experts; e += kCount) counts[e] = 0;
+  const int i = int(threadIdx.x), warp = i / 32, lane = i % 32;
+  for (int e = i; e < p.experts; e += kMostSmall)
+    for (int w = 0; w < kSmallWarps; ++w) places[w][e] = 0;
   wait_for_earlier();
-  const int n = int(p.assignments), i = threadIdx.x;
-  int32_t mine = i < n ? p.ids[i] : -1;
+  int32_t mine = i < int(p.assignments) ? p.ids[i] : -1;
   if (mine >= p.experts) mine = -1;
-  // Those that are no expert's come after all others.
-  reinterpret_cast<int32_t*>(fours)[i] = mine < 0 ? INT32_MAX : mine;
-  __syncthreads();
-  if (mine >= 0) {
-    atomicAdd(&counts[mine], 1);
-    int32_t place = 0;
-    const auto note = [&](int32_t id, int j) { place += id < mine || (id == mine && j < i); };
-#pragma unroll 4
-    for (int j = 0; j < n; j += 4) {
-      const int4 four = fours[j / 4];
-      note(four.x, j), note(four.y, j + 1), note(four.z, j + 2), note(four.w, j + 3);
-    }
-    p.order[place] = i;
+  int32_t before = 0, all = 0;
+#pragma unroll 8
+  for (int j = 0; j < 32; ++j) {
+    const bool same = __shfl_sync(0xffffffffu, mine, j) == mine;
+    all += same, before += same && j < lane;
   }
+  __syncthreads();  // zeros
+  if (mine >= 0 && before == 0) places[warp][mine] = all;
   __syncthreads();
-  make_tiles<kCount>(p, [&](int expert) { return counts[expert]; });
+  const auto count_of = [&](int e) {
+    int32_t count = 0;
+    for (int w = 0; w < kSmallWarps; ++w) count += places[w][e];
+    return count;
+  };
+  make_tiles<kMostSmall>(p, count_of, [&](int e, int32_t place) {
+    for (int w = 0; w < kSmallWarps; ++w) {
+      const int32_t count = places[w][e];
+      places[w][e] = place, place += count;
+    }
+  });
+  __syncthreads();
+  if (mine >= 0) p.order[places[warp][mine] + before] = i;
 }
 
 }  // namespace
@@ -119,11 +129,9 @@ int64_t most_tiles(int64_t assignments, int experts, int tile_rows) {
 cudaError_t group(const GroupParams& p, cudaStream_t stream) {
   Shape shape;
   shape.block = kThreads, shape.start = Start::kEarly;
-  if (p.assignments <= kThreads && p.experts <= kMostSmallExperts) {
-    constexpr int kFew = 128;
-    const bool few = p.assignments <= kFew && p.experts <= kFew;
-    shape.grid = 1, shape.block = few ? kFew : kThreads;
-    return launch(few ? group_small_kernel<kFew> : group_small_kernel<kThreads>, shape, stream, p);
+  if (p.assignments <= kMostSmall && p.experts <= kMostSmallExperts) {
+    shape.grid = 1, shape.block = kMostSmall;
+    return launch(group_small_kernel, shape, stream, p);
   }
   shape.grid = unsigned(p.experts);
   if (const cudaError_t error = launch(order_kernel, shape, stream, p); error != cudaSuccess) return error;

@@ -131,12 +131,16 @@ void Fast::norm_linear(CudaStream& stream, const NormLinearArgs& a) const {
     few_rows_of(stream, a, meet_);
     return;
   }
-  cuda::norm(stream, a.norm);
+  const NormParams norm = norm_params(a.norm);
+  bool normed = !for_tensor_cores(a.outs.front().w);
+  if (normed) cuda::norm(stream, a.norm);
   size_t i = 0;
   while (i < a.outs.size()) {
     const LinearOut& out = a.outs[i++];
     GemmParams p = gemm_of({out.w, out.bias, a.norm.rows, a.norm.out, out.out});
     const bool exact = !for_tensor_cores(out.w);
+    if (!normed) p.norm = &norm;
+    normed = true;
     while (!exact && i < a.outs.size() && p.more < int(std::size(p.also)) && for_tensor_cores(a.outs[i].w))
       p.also[p.more++] = product_of(a.outs[i++]);
     many_rows(stream, p, exact);

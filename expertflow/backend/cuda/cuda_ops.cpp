@@ -28,6 +28,10 @@ Weights weights_of(const MatrixView& w, const float* bias) {
   return {reinterpret_cast<const uint8_t*>(w.data), w.format == Format::kF8E4M3 ? w.scales : nullptr, bias};
 }
 
+NormParams norm_params(const NormArgs& a) {
+  return {a.kind == NormKind::kLayer, a.rows, a.width, a.eps, a.weight, a.bias, a.x, a.out};
+}
+
 KvParams kv_of(const KvView& kv, const BatchView& batch) {
   KvParams p;
   p.type = int(kv.type);
@@ -119,8 +123,7 @@ RouteParams route_params(const RouterArgs& a) {
 void route(CudaStream& stream, const RouterArgs& a) { check(route(route_params(a), stream.handle()), "route"); }
 
 void norm(CudaStream& stream, const NormArgs& a) {
-  check(norm({a.kind == NormKind::kLayer, a.rows, a.width, a.eps, a.weight, a.bias, a.x, a.out}, stream.handle()),
-        "norm");
+  check(norm(norm_params(a), stream.handle()), "norm");
 }
 
 void rope(CudaStream& stream, const RopeArgs& a) {

@@ -7,6 +7,7 @@ namespace ef::cuda {
 
 Fmt fmt_of(const MatrixView& w);
 Weights weights_of(const MatrixView& w, const float* bias);
+NormParams norm_params(const NormArgs&);
 KvParams kv_of(const KvView& kv, const BatchView& batch);
 /// DeviceError where there are more experts than the op takes.
 RouteParams route_params(const RouterArgs&);

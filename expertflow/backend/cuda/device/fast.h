@@ -108,6 +108,7 @@ struct GemmParams {
   int64_t rows = 0, n = 0, cols = 0;
   const float* x = nullptr;
   int64_t x_stride = 0;
+  const NormParams* norm = nullptr;  ///< of x, on the host: what is multiplied are its rows, and x is its result
   float* out = nullptr;
   int64_t out_stride = 0;
   float* add_to = nullptr;  ///< [rows, n], rows out_stride apart

@@ -94,9 +94,14 @@ cudaError_t gemm(const GemmParams& p, cudaStream_t stream) {
   if (p.more < 0 || p.more > 2 || (p.more > 0 && p.add_to) || !fits(p.rows, p.cols)) return cudaErrorInvalidValue;
   Carve carve(p.scratch);
   const Inputs in = carve_inputs(carve, p);
+  // One launch does both where one kind of input is wanted and a block can hold a row.
+  const bool norm_too = p.norm && narrow_norms(p.cols) && (in.kind[0].chunks == 0) != (in.kind[1].chunks == 0);
+  if (p.norm && !norm_too)
+    if (const cudaError_t error = norm(*p.norm, stream); error != cudaSuccess) return error;
   for (int kind = 0; kind < 2; ++kind) {
     if (in.kind[kind].chunks == 0) continue;
-    const cudaError_t error = narrow(Narrow(kind), p.x, p.x_stride, p.rows, p.cols, in.kind[kind], stream);
+    const cudaError_t error =
+        norm_too ? narrow_norm(Narrow(kind), *p.norm, in.kind[kind], stream) : narrow(Narrow(kind), p.x, p.x_stride, p.rows, p.cols, in.kind[kind], stream);
     if (error != cudaSuccess) return error;
   }
   // Matrices of one format share a launch.

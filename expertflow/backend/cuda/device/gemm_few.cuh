@@ -14,7 +14,7 @@ namespace ef::cuda {
 template <int kEights>
 constexpr int kMostSplit = kEights == 1 ? 4 : 8;  // warps of a block
 template <int kEights>
-constexpr int kLeastBlocks = kEights == 1 ? 5 : kEights == 2 ? 2 : 1;  // that a multiprocessor is to hold
+constexpr int kLeastBlocks = kEights == 1 ? 4 : kEights == 2 ? 2 : 1;  // that a multiprocessor is to hold
 
 /// A row of weights that a lane holds in a fragment.
 struct WeightRow {
@@ -139,9 +139,10 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
   const uint4* x[kEights];
 #pragma unroll
   for (int e = 0; e < kEights; ++e) x[e] = p.x + x_row_of(8 * e + r) * p.chunks + t;
-  // The next step's come while this one's are multiplied.
-  constexpr int kHalves = U::kSteps % 2 == 0 ? 2 : 1;  // of the unrolled steps: whose turn it is, they know
-  uint4 of_x[2][2][kEights];
+  // They come some steps before they are multiplied: from the L2, and late, if not. Whose turn it is, unrolled steps know.
+  constexpr int kAhead = kEights > 1 || U::kSteps < 4 ? 1 : 3, kTurns = kAhead + 1;
+  static_assert(U::kSteps % kTurns == 0 || U::kSteps == 1);
+  uint4 of_x[kTurns][2][kEights];
   const auto load_x = [&](int first_step, int step, uint4(&to)[2][kEights]) {
     if (first_step + step >= p.steps) return;
 #pragma unroll
@@ -149,7 +150,8 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
 #pragma unroll
       for (int e = 0; e < kEights; ++e) to[g][e] = x[e][4 * P::group(first_step, 0) + 4 * P::group(step, g)];
   };
-  load_x(begin * U::kSteps, 0, of_x[0]);
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load_x(begin * U::kSteps, i, of_x[i]);
 
   float sum[kWide][kEights][4] = {};
   int slot = 0;
@@ -175,8 +177,8 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
     for (int s = 0; s < U::kSteps; ++s) {
       const int step = unit * U::kSteps + s;
       if (step >= p.steps) break;
-      uint4(&now_x)[2][kEights] = of_x[s % kHalves];
-      load_x(unit * U::kSteps, s + 1, of_x[1 - s % kHalves]);
+      uint4(&now_x)[2][kEights] = of_x[s % kTurns];
+      load_x(unit * U::kSteps, s + kAhead, of_x[(s + kAhead) % kTurns]);
       if constexpr (Codes<F>::kExist) {
 #pragma unroll
         for (int j = 0; j < kMine; ++j) codes[j].load(row[j].data, s, t);
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
           }
         }
       }
-      if constexpr (kHalves == 1) {
+      if constexpr (U::kSteps == 1) {
 #pragma unroll
         for (int g = 0; g < 2; ++g)
 #pragma unroll

@@ -12,6 +12,7 @@ constexpr int kHeld = 2;  // chunks that a thread keeps between finding the scal
 constexpr int kMostThreads = 512;
 
 struct PlainSource {
+  static constexpr bool kNorm = false;
   const float* x;
   int64_t stride;
   bool by_two;  // pairs are aligned
@@ -23,7 +24,14 @@ struct PlainSource {
   }
 };
 
+// Rows that are to be normalised first, for which a block must hold all of a row.
+struct NormSource : PlainSource {
+  static constexpr bool kNorm = true;
+  NormParams norm;
+};
+
 struct GatedSource {
+  static constexpr bool kNorm = false;
   PlainSource gate, up;
   Act kind;
   float alpha, limit;
@@ -44,6 +52,17 @@ __device__ uint32_t most_of_block(uint32_t v) {
   return v;
 }
 
+__device__ float sum_of_block(float v) {
+  __shared__ float partial[kMostThreads / 32];
+  for (int mask = 16; mask > 0; mask /= 2) v += __shfl_xor_sync(0xffffffffu, v, mask);
+  __syncthreads();  // the sum before this one has been read
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
+  __syncthreads();
+  float sum = 0;
+  for (int i = 0; i < int(blockDim.x) / 32; ++i) sum += partial[i];
+  return sum;
+}
+
 // A block narrows a row.
 template <Narrow kKind, class Source>
 __global__ void __launch_bounds__(kMostThreads)
@@ -52,12 +71,13 @@ __global__ void __launch_bounds__(kMostThreads)
   let_later_start();
   wait_for_earlier();
   const int64_t row = blockIdx.x;
-  if (live && row >= *live) return;
+  const auto column = [&](int64_t chunk, int t) {
+    return to.natural ? 8 * chunk + 2 * t : 32 * (chunk / 4) + 8 * t + 2 * (chunk % 4);
+  };
   const auto read = [&](int64_t chunk, float(&v)[8]) {
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      const int64_t c = to.natural ? 8 * chunk + 2 * t : 32 * (chunk / 4) + 8 * t + 2 * (chunk % 4);
-      const float2 two = source.pair(row, c, cols);
+      const float2 two = source.pair(row, column(chunk, t), cols);
       v[2 * t] = two.x, v[2 * t + 1] = two.y;
     }
   };
@@ -71,8 +91,38 @@ __global__ void __launch_bounds__(kMostThreads)
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int64_t chunk = threadIdx.x + int64_t(i) * blockDim.x;
-    if (chunk < to.chunks) read(chunk, held[i]), note(held[i]);
+    if (chunk < to.chunks) read(chunk, held[i]);
   }
+  if (live && row >= *live) return;  // asked last, so that it does not hold up the reads
+  if constexpr (Source::kNorm) {
+    const NormParams& n = source.norm;
+    // f(number, column) for what this thread holds.
+    const auto for_held = [&](auto f) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const int64_t chunk = threadIdx.x + int64_t(i) * blockDim.x;
+        if (chunk >= to.chunks) break;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          if (const int64_t c = column(chunk, j / 2) + j % 2; c < cols) f(held[i][j], c);
+      }
+    };
+    float mean = 0, sum = 0, squares = 0;
+    if (n.centred) {
+      for_held([&](float v, int64_t) { sum += v; });
+      mean = sum_of_block(sum) / float(cols);
+    }
+    for_held([&](float v, int64_t) { squares += (v - mean) * (v - mean); });
+    const float shrink = 1.f / sqrtf(sum_of_block(squares) / float(cols) + n.eps);
+    for_held([&](float& v, int64_t c) {
+      v = (v - mean) * shrink * n.weight[c];
+      if (n.bias) v += n.bias[c];
+      if (n.out) n.out[row * cols + c] = v;
+    });
+  }
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (threadIdx.x + int64_t(i) * blockDim.x < to.chunks) note(held[i]);
   float scale = 1.f, factor = 1.f;
   if constexpr (!kBrain) {
     for (int64_t chunk = threadIdx.x + int64_t(kHeld) * blockDim.x; chunk < to.chunks; chunk += blockDim.x) {
@@ -125,6 +175,16 @@ int64_t narrow_chunks(int64_t cols) { return (cols + kStepColumns - 1) / kStepCo
 cudaError_t narrow(Narrow kind, const float* x, int64_t stride, int64_t rows, int64_t cols, const NarrowRows& to,
                    cudaStream_t stream) {
   return start(kind, plain(x, stride), rows, cols, nullptr, to, stream);
+}
+
+bool narrow_norms(int64_t cols) { return narrow_chunks(cols) <= kHeld * kMostThreads; }
+
+cudaError_t narrow_norm(Narrow kind, const NormParams& p, const NarrowRows& to, cudaStream_t stream) {
+  if (!narrow_norms(p.width)) return cudaErrorInvalidValue;
+  NormSource source;
+  static_cast<PlainSource&>(source) = plain(p.x, p.width);
+  source.norm = p;
+  return start(kind, source, p.rows, p.width, nullptr, to, stream);
 }
 
 cudaError_t narrow_gated(Narrow kind, const ActivationParams& p, const int32_t* live, const NarrowRows& to,

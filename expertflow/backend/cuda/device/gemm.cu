@@ -23,6 +23,10 @@ cudaError_t gemm_as(Fmt format, const GemmTask& task, cudaStream_t stream) {
   }
 }
 
+bool few_pairs(Fmt format, int tile_rows) {
+  return tile_rows <= few_tile_rows(1) && (format == Fmt::kQ4K || format == Fmt::kQ5K);
+}
+
 void place_parts(GemmTask& task, int outputs) {
   int first = 0;
   for (int i = 0; i < task.count; ++i) {

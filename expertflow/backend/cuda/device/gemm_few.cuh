@@ -4,6 +4,7 @@
 // itself, some ahead; a lane then reads an octet of every 32 columns of two rows, as in gemm.cuh, and the same octets of
 // its rows of activations, which lie in their natural order (NarrowRows::natural) and come straight from memory.
 #pragma once
+#include "activate.cuh"
 #include "formats.cuh"
 #include "gemm_task.cuh"
 #include "halves.cuh"
@@ -90,26 +91,34 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
     const ExpertEntry& entry = p.table[tile.group];
     w = part.matrix == Matrix::kGate ? entry.gate : part.matrix == Matrix::kUp ? entry.up : entry.down;
   }
-  const int64_t first_out = int64_t(int(blockIdx.x) - part.first_block) * kOutputs;
+  // With pairs, the second half of a block's outputs are those of up for the neurons of the first.
+  const bool pairs = kWide == 2 && p.pairs;
+  const int outputs = pairs ? kOutputs / 2 : kOutputs;
+  const Weights second = pairs ? p.table[tile.group].up : w;
+  const int64_t first_out = int64_t(int(blockIdx.x) - part.first_block) * outputs;
   const int64_t row_bytes = row_bytes_of<F>(p.cols);
-  const int last_row = int(min(int64_t(kOutputs), part.n - first_out)) - 1;
-  const uint8_t* const rows = w.data + first_out * row_bytes;
+  const int last_row = int(min(int64_t(outputs), part.n - first_out)) - 1;
+  // Row i of the block's; in place of those that are missing, the last one.
+  const auto row_at = [&](int i) {
+    const bool of_second = pairs && i >= outputs;
+    return (of_second ? second.data : w.data) + (first_out + min(of_second ? i - outputs : i, last_row)) * row_bytes;
+  };
 
   const int units = (p.steps + U::kSteps - 1) / U::kSteps;
   const int begin = units * warp / split, end = units * (warp + 1) / split;
-  // Four lanes copy a row, eight rows at a time; in place of rows that are missing, the last one.
+  // Four lanes copy a row, eight rows at a time.
   const int first = 16 * (lane % 4);
   const uint8_t* copied[kMine];
 #pragma unroll
   for (int k = 0; k < kMine; ++k)
-    copied[k] = rows + min(8 * k + lane / 4, last_row) * row_bytes + int64_t(begin) * U::kBytes;
+    copied[k] = row_at(8 * k + lane / 4) + int64_t(begin) * U::kBytes;
   uint8_t* const copy_to = ring + lane / 4 * U::kRoom + first;
   const auto copy = [&](int unit, int slot) {
     if (unit < end) {
       const int bytes = U::kAlike ? U::kBytes : int(min(int64_t(U::kBytes), row_bytes - int64_t(unit) * U::kBytes));
 #pragma unroll
       for (int k = 0; k < kMine; ++k) {
-        const int past = int(address_of(copied[U::kAlike ? 0 : k]) % 16), left = past + bytes - first;
+        const int past = int(address_of(copied[U::kAlike ? k / (kMine / kWide) * (kMine / kWide) : k]) % 16), left = past + bytes - first;
         const uint8_t* from = copied[k] + first - past;
         uint8_t* to = copy_to + slot * U::kSlot + 8 * k * U::kRoom;
 #pragma unroll
@@ -127,7 +136,7 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
 #pragma unroll
   for (int j = 0; j < kMine; ++j) {
     const int n = min(8 * j + r, last_row);
-    past[j] = int(address_of(rows + n * row_bytes + int64_t(begin) * U::kBytes) % 16);
+    past[j] = int(address_of(row_at(8 * j + r) + int64_t(begin) * U::kBytes) % 16);
     scale_row[j] = (first_out + n) / 128 * ((p.cols + 127) / 128);
   }
   if (!p.tiles) wait_for_earlier();
@@ -260,14 +269,19 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
       reinterpret_cast<float*>(ring)[(8 * e + 2 * t + i % 2) * kPartStride + r + 8 * (i / 2)] = sum[i / 4][e][i % 4];
   __syncthreads();
   constexpr float kUnlift = Codes<F>::kExist ? 1.f : 1.f / float(1 << P::kLift);
-  for (int i = threadIdx.x; i < tile.rows * kOutputs; i += blockDim.x) {
-    const int at = i / kOutputs, out = i % kOutputs;
+  for (int i = threadIdx.x; i < tile.rows * outputs; i += blockDim.x) {
+    const int at = i / outputs, out = i % outputs;
     const int64_t n = first_out + out, place = int64_t(tile.first) + at;
     if (n >= part.n) continue;
-    float v = 0;
-    for (int s = 0; s < split; ++s)
-      v += reinterpret_cast<const float*>(memory + s * U::kDepth * U::kSlot)[at * kPartStride + out];
-    v = v * (p.factor[x_row_of(at)] * kUnlift) + (w.bias ? w.bias[n] : 0.f);
+    const float factor = p.factor[x_row_of(at)] * kUnlift;
+    const auto result = [&](const Weights& of, int column) {
+      float v = 0;
+      for (int s = 0; s < split; ++s)
+        v += reinterpret_cast<const float*>(memory + s * U::kDepth * U::kSlot)[at * kPartStride + column];
+      return v * factor + (of.bias ? of.bias[n] : 0.f);
+    };
+    float v = result(w, out);
+    if (pairs) v = activate(p.activation.kind, p.activation.alpha, p.activation.limit, v, result(second, outputs + out));
     float* to = part.out + (p.out_row ? p.out_row[place] : place) * part.out_stride + n;
     *to = p.add ? *to + p.add_scale * v : v;
   }
@@ -276,9 +290,12 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
 template <class F, int kEights>
 cudaError_t launch_gemm_few_rows(GemmTask p, cudaStream_t stream) {
   using U = FewUnit<F, kFewOutputs<F, kEights>>;
-  place_parts(p, kFewOutputs<F, kEights>);
+  constexpr int kOutputs = kFewOutputs<F, kEights>;
+  if (p.pairs && kOutputs < 32) return cudaErrorInvalidValue;
+  const int outputs = p.pairs ? kOutputs / 2 : kOutputs;
+  place_parts(p, outputs);
   const int64_t tiles = p.tiles ? p.most_tiles : (p.rows + p.tile_rows - 1) / p.tile_rows;
-  const int64_t blocks = blocks_of(p, kFewOutputs<F, kEights>);
+  const int64_t blocks = blocks_of(p, outputs);
   // Warps enough for all of the device, but none with less than a unit.
   constexpr int64_t kWarpsOfProcessor = 16, kLongest = 4;
   const int64_t units = (p.steps + U::kSteps - 1) / U::kSteps;

@@ -49,6 +49,9 @@ struct GemmTask {
   int x_divisor = 1;
   int count = 0;
   GemmPart part[3];
+  /// The one part is gate, and what is stored is its activation with up of the same neurons: where few_pairs() says so.
+  bool pairs = false;
+  ActivationParams activation;
   bool add = false;  ///< to what is in out, times add_scale
   float add_scale = 1.f;
 };
@@ -73,6 +76,8 @@ void set_input(GemmTask&, const NarrowRows&, int64_t cols);
 
 bool fits(int64_t rows, int64_t cols);  ///< whether a launch can count the chunks of such rows
 NarrowRows carve_narrow(Carve&, int64_t rows, int64_t cols, bool natural);
+/// Whether the kernel for few rows makes pairs of this format in tiles of so many rows.
+bool few_pairs(Fmt, int tile_rows);
 /// Rows of a tile of the kernel for few rows: 8, 16 or 32.
 inline int few_tile_rows(int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : 32; }
 constexpr int64_t kMostFewRows = 32;

@@ -173,8 +173,8 @@ PlainSource plain(const float* x, int64_t stride) {
 int64_t narrow_chunks(int64_t cols) { return (cols + kStepColumns - 1) / kStepColumns * kStepChunks; }
 
 cudaError_t narrow(Narrow kind, const float* x, int64_t stride, int64_t rows, int64_t cols, const NarrowRows& to,
-                   cudaStream_t stream) {
-  return start(kind, plain(x, stride), rows, cols, nullptr, to, stream);
+                   cudaStream_t stream, const int32_t* live) {
+  return start(kind, plain(x, stride), rows, cols, live, to, stream);
 }
 
 bool narrow_norms(int64_t cols) { return narrow_chunks(cols) <= kHeld * kMostThreads; }

@@ -108,8 +108,21 @@ GemmPart part_for(Matrix matrix, int64_t n, float* out, int64_t stride) {
   return part;
 }
 
-// gate and up of every place, side by side; one launch where they are of one format.
+bool in_pairs(const RoutedParams& p, const Scratch& s) {
+  return p.gate_format == p.up_format && few_pairs(p.gate_format, s.group.tile_rows);
+}
+
+// gate and up of every place, side by side; one launch where they are of one format. In pairs: what is between them too,
+// [places, ffn].
 cudaError_t gate_and_up(const RoutedParams& p, const Scratch& s, cudaStream_t stream) {
+  if (in_pairs(p, s)) {
+    GemmTask task = task_for(p, s);
+    set_input(task, s.x[int(narrow_of(p.gate_format))], p.hidden);
+    task.x_row = s.group.order, task.x_divisor = p.top_k;
+    task.pairs = true, task.activation = p.activation;
+    add_part(task, part_for(Matrix::kGate, p.ffn, s.wide, p.ffn));
+    return gemm_as(p.gate_format, task, stream);
+  }
   const GemmPart parts[2] = {part_for(Matrix::kGate, p.ffn, s.wide, 2 * p.ffn),
                              part_for(Matrix::kUp, p.ffn, s.wide + p.ffn, 2 * p.ffn)};
   const Fmt formats[2] = {p.gate_format, p.up_format};
@@ -126,6 +139,9 @@ cudaError_t gate_and_up(const RoutedParams& p, const Scratch& s, cudaStream_t st
 }
 
 cudaError_t narrow_middle(const RoutedParams& p, const Scratch& s, cudaStream_t stream) {
+  if (in_pairs(p, s))
+    return narrow(narrow_of(p.down_format), s.wide, p.ffn, s.group.assignments, p.ffn, s.gated, stream,
+                  s.group.totals + 1);
   ActivationParams act = p.activation;
   act.rows = s.group.assignments, act.width = p.ffn, act.in_stride = 2 * p.ffn;
   act.gate = s.wide, act.up = s.wide + p.ffn;

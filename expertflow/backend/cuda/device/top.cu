@@ -1,13 +1,15 @@
-// The largest numbers of each row. A block of threads sorts a segment and keeps its best; what is left of all segments
-// is treated alike until one segment holds a row.
+// The largest numbers of each row. A block finds a bound for a segment, the top-th of its threads' largest numbers,
+// sorts what reaches it and keeps the best; what is left of all segments is treated alike until one holds a row.
 #include "launch.cuh"
 #include "params.h"
 
 namespace ef::cuda {
 namespace {
 
-constexpr int kThreads = 256, kSegment = 1024;
-static_assert(kMostTop <= kSegment / 2);
+constexpr int kThreads = 256, kEach = 16, kSegment = kThreads * kEach;
+// Threads whose largest number reaches the bound are as many as are wanted.
+constexpr int kMostKept = kMostTop * kEach;
+static_assert(kMostTop <= kThreads && kThreads <= kMostKept && (kMostKept & (kMostKept - 1)) == 0);
 
 // Rises with the number, and among equals with falling index; NaN stands above all, so that it is seen.
 __device__ uint64_t key_of(float value, uint32_t index) {
@@ -21,12 +23,12 @@ __device__ float value_of(uint64_t key) {
   return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
 }
 
-// Falling order; zeros are below every key.
-__device__ void sort(uint64_t* keys) {
-  for (int size = 2; size <= kSegment; size *= 2) {
+// Falling order; zeros are below every key. count: a power of two.
+__device__ void sort(uint64_t* keys, int count) {
+  for (int size = 2; size <= count; size *= 2) {
     for (int stride = size / 2; stride > 0; stride /= 2) {
       __syncthreads();
-      for (int i = threadIdx.x; i < kSegment / 2; i += kThreads) {
+      for (int i = threadIdx.x; i < count / 2; i += kThreads) {
         const int low = 2 * i - (i & (stride - 1)), high = low + stride;
         const bool falling = (low & size) == 0;
         const uint64_t a = keys[low], b = keys[high];
@@ -40,17 +42,32 @@ __device__ void sort(uint64_t* keys) {
 // From: numbers (first pass) or keys of the pass before, n a row. The last pass, of one segment, gives ids and numbers.
 __global__ void __launch_bounds__(kThreads)
     top_kernel(const TopParams p, const uint64_t* from, int64_t n, uint64_t* to) {
-  __shared__ uint64_t keys[kSegment];
+  __shared__ uint64_t keys[kMostKept];
+  __shared__ int kept;
   wait_for_earlier();
   let_later_start();
   const int64_t row = blockIdx.y, first = int64_t(blockIdx.x) * kSegment;
-  for (int i = threadIdx.x; i < kSegment; i += kThreads) {
-    const int64_t at = first + i;
-    uint64_t key = 0;
-    if (at < n) key = from ? from[row * n + at] : key_of(p.x[row * p.width + at], uint32_t(at));
-    keys[i] = key;
+  uint64_t mine[kEach], largest = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int64_t at = first + i * kThreads + threadIdx.x;
+    mine[i] = 0;
+    if (at < n) mine[i] = from ? from[row * n + at] : key_of(p.x[row * p.width + at], uint32_t(at));
+    largest = mine[i] > largest ? mine[i] : largest;
   }
-  sort(keys);
+  keys[threadIdx.x] = largest;
+  sort(keys, kThreads);
+  const uint64_t bound = keys[p.top - 1] > 0 ? keys[p.top - 1] : 1;
+  if (threadIdx.x == 0) kept = 0;
+  __syncthreads();  // the bound has been read
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    if (mine[i] >= bound) keys[atomicAdd(&kept, 1)] = mine[i];
+  __syncthreads();
+  int count = 1;
+  while (count < kept || count < p.top) count *= 2;
+  for (int i = kept + int(threadIdx.x); i < count; i += kThreads) keys[i] = 0;
+  sort(keys, count);
   for (int i = threadIdx.x; i < p.top; i += kThreads) {
     if (gridDim.x > 1) {
       to[(row * gridDim.x + blockIdx.x) * p.top + i] = keys[i];

@@ -95,12 +95,15 @@ __global__ void __launch_bounds__(kLanes* kFewWarps) exact_few_kernel(const Gemm
   const int rows = int(min(int64_t(kFewRows), p.rows - first_row));
   const float* x = p.x + first_row * p.x_stride;
   const bool by_four = (reinterpret_cast<uintptr_t>(x) | uintptr_t(4 * p.x_stride)) % 16 == 0;
-  wait_for_earlier();
-  float sum[kLanes] = {};
-  for (int64_t o = threadIdx.x; 8 * o < p.cols; o += kLanes * kFewWarps) {
-    float w[kFewOutputs][8];
+  float sum[kLanes] = {}, w[kFewOutputs][8];
+  const auto load = [&](int64_t o) {
 #pragma unroll
     for (int n = 0; n < kFewOutputs; ++n) weights_at<F>(p.w, min(first_out + n, p.n - 1), p.cols, o, w[n]);
+  };
+  if (8 * int64_t(threadIdx.x) < p.cols) load(threadIdx.x);
+  wait_for_earlier();
+  for (int64_t o = threadIdx.x; 8 * o < p.cols; o += kLanes * kFewWarps) {
+    if (o != threadIdx.x) load(o);
     const bool whole = by_four && 8 * o + 8 <= p.cols;
 #pragma unroll
     for (int r = 0; r < kFewRows; ++r) {

@@ -300,11 +300,16 @@ cudaError_t launch_gemm_few_rows(GemmTask p, cudaStream_t stream) {
   constexpr int64_t kWarpsOfProcessor = 16, kLongest = 4;
   const int64_t units = (p.steps + U::kSteps - 1) / U::kSteps;
   const int64_t wanted = (kWarpsOfProcessor * device_traits().multiprocessors + blocks * tiles - 1) / (blocks * tiles);
-  const int64_t split = min(min(max(wanted, (units + kLongest - 1) / kLongest), units), int64_t(kMostSplit<kEights>));
+  constexpr int64_t kWarpBytes = U::kDepth * U::kSlot;
+  const int64_t room = max(int64_t(1), device_traits().shared_bytes / kWarpBytes);
+  const int64_t most = min(min(units, int64_t(kMostSplit<kEights>)), room);
+  // Not more than it takes for the longest of them to be as short: blocks should all be there at once.
+  const int64_t longest = (units - 1) / min(max(wanted, (units + kLongest - 1) / kLongest), most) + 1;
+  const int64_t split = (units + longest - 1) / longest;
   Shape shape;
   shape.grid = dim3(unsigned(blocks), unsigned(tiles));
   shape.block = unsigned(32 * split);
-  shape.shared = size_t(split) * U::kDepth * U::kSlot;
+  shape.shared = size_t(split * kWarpBytes);
   shape.start = Start::kEarly;
   return launch(gemm_few_kernel<F, kEights>, shape, stream, p);
 }

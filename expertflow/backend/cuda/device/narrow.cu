@@ -69,11 +69,26 @@ __global__ void __launch_bounds__(kMostThreads)
     narrow_kernel(const Source source, const int64_t cols, const int32_t* live, const NarrowRows to) {
   constexpr bool kBrain = kKind == Narrow::kBrain && kBrainProducts;
   let_later_start();
-  wait_for_earlier();
   const int64_t row = blockIdx.x;
   const auto column = [&](int64_t chunk, int t) {
     return to.natural ? 8 * chunk + 2 * t : 32 * (chunk / 4) + 8 * t + 2 * (chunk % 4);
   };
+  // A norm's weights, of what this thread will hold.
+  constexpr int kNormed = Source::kNorm ? kHeld : 1;
+  float weight[kNormed][8] = {}, bias[kNormed][8] = {};
+  if constexpr (Source::kNorm) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int64_t chunk = threadIdx.x + int64_t(i) * blockDim.x, c = column(chunk, j / 2) + j % 2;
+        if (c >= cols) continue;
+        weight[i][j] = source.norm.weight[c];
+        if (source.norm.bias) bias[i][j] = source.norm.bias[c];
+      }
+    }
+  }
+  wait_for_earlier();
   const auto read = [&](int64_t chunk, float(&v)[8]) {
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
@@ -96,7 +111,7 @@ __global__ void __launch_bounds__(kMostThreads)
   if (live && row >= *live) return;  // asked last, so that it does not hold up the reads
   if constexpr (Source::kNorm) {
     const NormParams& n = source.norm;
-    // f(number, column) for what this thread holds.
+    // f(number, column, weight, bias) for what this thread holds.
     const auto for_held = [&](auto f) {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
@@ -104,19 +119,18 @@ __global__ void __launch_bounds__(kMostThreads)
         if (chunk >= to.chunks) break;
 #pragma unroll
         for (int j = 0; j < 8; ++j)
-          if (const int64_t c = column(chunk, j / 2) + j % 2; c < cols) f(held[i][j], c);
+          if (const int64_t c = column(chunk, j / 2) + j % 2; c < cols) f(held[i][j], c, weight[i][j], bias[i][j]);
       }
     };
     float mean = 0, sum = 0, squares = 0;
     if (n.centred) {
-      for_held([&](float v, int64_t) { sum += v; });
+      for_held([&](float v, int64_t, float, float) { sum += v; });
       mean = sum_of_block(sum) / float(cols);
     }
-    for_held([&](float v, int64_t) { squares += (v - mean) * (v - mean); });
+    for_held([&](float v, int64_t, float, float) { squares += (v - mean) * (v - mean); });
     const float shrink = 1.f / sqrtf(sum_of_block(squares) / float(cols) + n.eps);
-    for_held([&](float& v, int64_t c) {
-      v = (v - mean) * shrink * n.weight[c];
-      if (n.bias) v += n.bias[c];
+    for_held([&](float& v, int64_t c, float scale_by, float add) {
+      v = (v - mean) * shrink * scale_by + add;
       if (n.out) n.out[row * cols + c] = v;
     });
   }

@@ -47,7 +47,16 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const RoutedPa
   const float* weights = p.weights + row * p.top_k;
   for (int64_t c = kWide * (int64_t(blockIdx.y) * kCombineThreads + threadIdx.x); c < p.hidden;
        c += kWide * kCombineThreads * int64_t(gridDim.y)) {
-    float sum[kWide] = {};
+    float* to = (p.add_to ? p.add_to : p.out) + row * p.hidden + c;
+    float before[kWide] = {}, sum[kWide] = {};
+    if (p.add_to) {
+      if constexpr (kWide == 4) {
+        const float4 four = *reinterpret_cast<const float4*>(to);
+        before[0] = four.x, before[1] = four.y, before[2] = four.z, before[3] = four.w;
+      } else {
+        before[0] = *to;
+      }
+    }
 #pragma unroll 8
     for (int k = 0; k < p.top_k; ++k) {
       // Read in any case, so that the loads go together; without an expert there is no place, and nothing computed.
@@ -64,10 +73,9 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const RoutedPa
 #pragma unroll
       for (int i = 0; i < kWide; ++i) sum[i] = exists ? sum[i] + weight * v[i] : sum[i];
     }
-    float* to = (p.add_to ? p.add_to : p.out) + row * p.hidden + c;
     if (p.add_to) {
 #pragma unroll
-      for (int i = 0; i < kWide; ++i) sum[i] = to[i] + p.add_scale * sum[i];
+      for (int i = 0; i < kWide; ++i) sum[i] = before[i] + p.add_scale * sum[i];
     }
     if constexpr (kWide == 4) {
       *reinterpret_cast<float4*>(to) = make_float4(sum[0], sum[1], sum[2], sum[3]);

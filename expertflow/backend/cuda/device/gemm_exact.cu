@@ -107,8 +107,7 @@ __global__ void __launch_bounds__(kLanes* kFewWarps) exact_few_kernel(const Gemm
     const bool whole = by_four && 8 * o + 8 <= p.cols;
 #pragma unroll
     for (int r = 0; r < kFewRows; ++r) {
-      if (r >= rows) break;
-      const float* at = x + r * p.x_stride + 8 * o;
+      const float* at = x + min(r, rows - 1) * p.x_stride + 8 * o;  // no branch, so that loads go together
       float v[8];
       if (whole) {
         const float4 a = reinterpret_cast<const float4*>(at)[0], b = reinterpret_cast<const float4*>(at)[1];

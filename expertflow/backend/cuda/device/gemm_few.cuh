@@ -148,6 +148,17 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
   const uint4* x[kEights];
 #pragma unroll
   for (int e = 0; e < kEights; ++e) x[e] = p.x + x_row_of(8 * e + r) * p.chunks + t;
+  constexpr float kUnlift = Codes<F>::kExist ? 1.f : 1.f / float(1 << P::kLift);
+  float factor[kEights][2];  // of the rows whose sums this lane will hold
+#pragma unroll
+  for (int e = 0; e < kEights; ++e)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) factor[e][i] = p.factor[x_row_of(8 * e + 2 * t + i)] * kUnlift;
+  const auto out_row_of = [&](int at) {
+    const int64_t place = int64_t(tile.first) + at;
+    return p.out_row ? int64_t(p.out_row[place]) : place;
+  };
+  const int64_t my_row = int(threadIdx.x) / outputs < tile.rows ? out_row_of(int(threadIdx.x) / outputs) : 0;
   // They come some steps before they are multiplied: from the L2, and late, if not. Whose turn it is, unrolled steps know.
   constexpr int kAhead = kEights > 1 || U::kSteps < 4 ? 1 : 3, kTurns = kAhead + 1;
   static_assert(U::kSteps % kTurns == 0 || U::kSteps == 1);
@@ -266,23 +277,22 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
   for (int e = 0; e < kEights; ++e)
 #pragma unroll
     for (int i = 0; i < 4 * kWide; ++i)
-      reinterpret_cast<float*>(ring)[(8 * e + 2 * t + i % 2) * kPartStride + r + 8 * (i / 2)] = sum[i / 4][e][i % 4];
+      reinterpret_cast<float*>(ring)[(8 * e + 2 * t + i % 2) * kPartStride + r + 8 * (i / 2)] =
+          sum[i / 4][e][i % 4] * factor[e][i % 2];
   __syncthreads();
-  constexpr float kUnlift = Codes<F>::kExist ? 1.f : 1.f / float(1 << P::kLift);
   for (int i = threadIdx.x; i < tile.rows * outputs; i += blockDim.x) {
     const int at = i / outputs, out = i % outputs;
-    const int64_t n = first_out + out, place = int64_t(tile.first) + at;
+    const int64_t n = first_out + out;
     if (n >= part.n) continue;
-    const float factor = p.factor[x_row_of(at)] * kUnlift;
     const auto result = [&](const Weights& of, int column) {
       float v = 0;
       for (int s = 0; s < split; ++s)
         v += reinterpret_cast<const float*>(memory + s * U::kDepth * U::kSlot)[at * kPartStride + column];
-      return v * factor + (of.bias ? of.bias[n] : 0.f);
+      return v + (of.bias ? of.bias[n] : 0.f);
     };
     float v = result(w, out);
     if (pairs) v = activate(p.activation.kind, p.activation.alpha, p.activation.limit, v, result(second, outputs + out));
-    float* to = part.out + (p.out_row ? p.out_row[place] : place) * part.out_stride + n;
+    float* to = part.out + (i == int(threadIdx.x) ? my_row : out_row_of(at)) * part.out_stride + n;
     *to = p.add ? *to + p.add_scale * v : v;
   }
 }

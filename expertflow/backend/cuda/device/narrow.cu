@@ -1,169 +1,13 @@
-#include "narrow.cuh"
-
-#include "activate.cuh"
-#include "gemm_task.cuh"
-#include "halves.cuh"
-#include "launch.cuh"
+#include "narrow_row.cuh"
 
 namespace ef::cuda {
 namespace {
 
-constexpr int kHeld = 2;  // chunks that a thread keeps between finding the scale and writing; more are computed twice
-constexpr int kMostThreads = 512;
-
-struct PlainSource {
-  static constexpr bool kNorm = false;
-  const float* x;
-  int64_t stride;
-  bool by_two;  // pairs are aligned
-  // Columns c and c + 1, c even; zero from `cols` on.
-  __device__ float2 pair(int64_t row, int64_t c, int64_t cols) const {
-    const float* at = x + row * stride + c;
-    if (by_two && c + 1 < cols) return *reinterpret_cast<const float2*>(at);
-    return make_float2(c < cols ? at[0] : 0.f, c + 1 < cols ? at[1] : 0.f);
-  }
-};
-
-// Rows that are to be normalised first, for which a block must hold all of a row.
-struct NormSource : PlainSource {
-  static constexpr bool kNorm = true;
-  NormParams norm;
-};
-
-struct GatedSource {
-  static constexpr bool kNorm = false;
-  PlainSource gate, up;
-  Act kind;
-  float alpha, limit;
-  __device__ float2 pair(int64_t row, int64_t c, int64_t cols) const {
-    const float2 g = gate.pair(row, c, cols), u = up.pair(row, c, cols);
-    // Padding stays zero whatever the activation makes of zeros.
-    return make_float2(c < cols ? activate(kind, alpha, limit, g.x, u.x) : 0.f,
-                       c + 1 < cols ? activate(kind, alpha, limit, g.y, u.y) : 0.f);
-  }
-};
-
-__device__ uint32_t most_of_block(uint32_t v) {
-  __shared__ uint32_t partial[kMostThreads / 32];
-  for (int mask = 16; mask > 0; mask /= 2) v = max(v, __shfl_xor_sync(0xffffffffu, v, mask));
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
-  __syncthreads();
-  for (int i = 0; i < int(blockDim.x) / 32; ++i) v = max(v, partial[i]);
-  return v;
-}
-
-__device__ float sum_of_block(float v) {
-  __shared__ float partial[kMostThreads / 32];
-  for (int mask = 16; mask > 0; mask /= 2) v += __shfl_xor_sync(0xffffffffu, v, mask);
-  __syncthreads();  // the sum before this one has been read
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
-  __syncthreads();
-  float sum = 0;
-  for (int i = 0; i < int(blockDim.x) / 32; ++i) sum += partial[i];
-  return sum;
-}
-
-// A block narrows a row.
 template <Narrow kKind, class Source>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMostNarrowThreads)
     narrow_kernel(const Source source, const int64_t cols, const int32_t* live, const NarrowRows to) {
-  constexpr bool kBrain = kKind == Narrow::kBrain && kBrainProducts;
   let_later_start();
-  const int64_t row = blockIdx.x;
-  const auto column = [&](int64_t chunk, int t) {
-    return to.natural ? 8 * chunk + 2 * t : 32 * (chunk / 4) + 8 * t + 2 * (chunk % 4);
-  };
-  // A norm's weights, of what this thread will hold.
-  constexpr int kNormed = Source::kNorm ? kHeld : 1;
-  float weight[kNormed][8] = {}, bias[kNormed][8] = {};
-  if constexpr (Source::kNorm) {
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int64_t chunk = threadIdx.x + int64_t(i) * blockDim.x, c = column(chunk, j / 2) + j % 2;
-        if (c >= cols) continue;
-        weight[i][j] = source.norm.weight[c];
-        if (source.norm.bias) bias[i][j] = source.norm.bias[c];
-      }
-    }
-  }
-  wait_for_earlier();
-  const auto read = [&](int64_t chunk, float(&v)[8]) {
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const float2 two = source.pair(row, column(chunk, t), cols);
-      v[2 * t] = two.x, v[2 * t + 1] = two.y;
-    }
-  };
-  // Magnitudes as integers: they compare like the floats, and infinities and NaNs come last.
-  uint32_t most = 0;
-  const auto note = [&](const float(&v)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) most = max(most, __float_as_uint(v[i]) & 0x7fffffffu);
-  };
-  float held[kHeld][8];
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int64_t chunk = threadIdx.x + int64_t(i) * blockDim.x;
-    if (chunk < to.chunks) read(chunk, held[i]);
-  }
-  if (live && row >= *live) return;  // asked last, so that it does not hold up the reads
-  if constexpr (Source::kNorm) {
-    const NormParams& n = source.norm;
-    // f(number, column, weight, bias) for what this thread holds.
-    const auto for_held = [&](auto f) {
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int64_t chunk = threadIdx.x + int64_t(i) * blockDim.x;
-        if (chunk >= to.chunks) break;
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-          if (const int64_t c = column(chunk, j / 2) + j % 2; c < cols) f(held[i][j], c, weight[i][j], bias[i][j]);
-      }
-    };
-    float mean = 0, sum = 0, squares = 0;
-    if (n.centred) {
-      for_held([&](float v, int64_t, float, float) { sum += v; });
-      mean = sum_of_block(sum) / float(cols);
-    }
-    for_held([&](float v, int64_t, float, float) { squares += (v - mean) * (v - mean); });
-    const float shrink = 1.f / sqrtf(sum_of_block(squares) / float(cols) + n.eps);
-    for_held([&](float& v, int64_t c, float scale_by, float add) {
-      v = (v - mean) * shrink * scale_by + add;
-      if (n.out) n.out[row * cols + c] = v;
-    });
-  }
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i)
-    if (threadIdx.x + int64_t(i) * blockDim.x < to.chunks) note(held[i]);
-  float scale = 1.f, factor = 1.f;
-  if constexpr (!kBrain) {
-    for (int64_t chunk = threadIdx.x + int64_t(kHeld) * blockDim.x; chunk < to.chunks; chunk += blockDim.x) {
-      float v[8];
-      read(chunk, v), note(v);
-    }
-    // A magnitude in [2^e, 2^(e + 1)) is scaled by 2^(9 - e), as far as both factors are normal floats.
-    const int power = max(-118, min(118, 127 + 9 - int(most_of_block(most) >> 23)));
-    scale = __uint_as_float(uint32_t(127 + power) << 23), factor = __uint_as_float(uint32_t(127 - power) << 23);
-  }
-  if (threadIdx.x == 0) to.factor[row] = factor;
-  const auto write = [&](int64_t chunk, const float(&v)[8]) {
-    uint32_t w[4];
-#pragma unroll
-    for (int t = 0; t < 4; ++t)
-      w[t] = kBrain ? brain_pair_of(v[2 * t], v[2 * t + 1]) : pair_of(v[2 * t] * scale, v[2 * t + 1] * scale);
-    to.data[row * to.chunks + chunk] = make_uint4(w[0], w[1], w[2], w[3]);
-  };
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int64_t chunk = threadIdx.x + int64_t(i) * blockDim.x;
-    if (chunk < to.chunks) write(chunk, held[i]);
-  }
-  for (int64_t chunk = threadIdx.x + int64_t(kHeld) * blockDim.x; chunk < to.chunks; chunk += blockDim.x) {
-    float v[8];
-    read(chunk, v), write(chunk, v);
-  }
+  narrow_row<kKind>(source, blockIdx.x, cols, live, to);
 }
 
 template <class Source>
@@ -172,14 +16,10 @@ cudaError_t start(Narrow kind, const Source& source, int64_t rows, int64_t cols,
   if (rows <= 0) return cudaSuccess;
   Shape shape;
   shape.grid = unsigned(rows);
-  shape.block = unsigned(min(int64_t(kMostThreads), ((to.chunks + kHeld - 1) / kHeld + 31) / 32 * 32));
+  shape.block = unsigned(min(int64_t(kMostNarrowThreads), ((to.chunks + kHeldChunks - 1) / kHeldChunks + 31) / 32 * 32));
   shape.start = Start::kEarly;
   return launch(kind == Narrow::kBrain ? narrow_kernel<Narrow::kBrain, Source> : narrow_kernel<Narrow::kHalf, Source>,
                 shape, stream, source, cols, live, to);
-}
-
-PlainSource plain(const float* x, int64_t stride) {
-  return {x, stride, (reinterpret_cast<uintptr_t>(x) | uintptr_t(4 * stride)) % 8 == 0};
 }
 
 }  // namespace
@@ -188,22 +28,22 @@ int64_t narrow_chunks(int64_t cols) { return (cols + kStepColumns - 1) / kStepCo
 
 cudaError_t narrow(Narrow kind, const float* x, int64_t stride, int64_t rows, int64_t cols, const NarrowRows& to,
                    cudaStream_t stream, const int32_t* live) {
-  return start(kind, plain(x, stride), rows, cols, live, to, stream);
+  return start(kind, plain_source(x, stride), rows, cols, live, to, stream);
 }
 
-bool narrow_norms(int64_t cols) { return narrow_chunks(cols) <= kHeld * kMostThreads; }
+bool narrow_norms(int64_t cols) { return narrow_chunks(cols) <= kHeldChunks * kMostNarrowThreads; }
 
 cudaError_t narrow_norm(Narrow kind, const NormParams& p, const NarrowRows& to, cudaStream_t stream) {
   if (!narrow_norms(p.width)) return cudaErrorInvalidValue;
   NormSource source;
-  static_cast<PlainSource&>(source) = plain(p.x, p.width);
+  static_cast<PlainSource&>(source) = plain_source(p.x, p.width);
   source.norm = p;
   return start(kind, source, p.rows, p.width, nullptr, to, stream);
 }
 
 cudaError_t narrow_gated(Narrow kind, const ActivationParams& p, const int32_t* live, const NarrowRows& to,
                          cudaStream_t stream) {
-  const GatedSource source{plain(p.gate, p.in_stride), plain(p.up, p.in_stride), p.kind, p.alpha, p.limit};
+  const GatedSource source{plain_source(p.gate, p.in_stride), plain_source(p.up, p.in_stride), p.kind, p.alpha, p.limit};
   return start(kind, source, p.rows, p.width, live, to, stream);
 }
 

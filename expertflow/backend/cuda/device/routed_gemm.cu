@@ -1,8 +1,8 @@
 // A sparse layer's experts for many rows: choices grouped by expert, gate and up of each tile, what is between them
 // narrowed for the next product, down, and the sum in rank order.
 #include "gemm_task.cuh"
-#include "group.cuh"
-#include "launch.cuh"
+#include "group_small.cuh"
+#include "narrow_row.cuh"
 
 namespace ef::cuda {
 namespace {
@@ -116,6 +116,32 @@ GemmPart part_for(Matrix matrix, int64_t n, float* out, int64_t stride) {
   return part;
 }
 
+// The first block groups, the others narrow a row each.
+template <Narrow kKind>
+__global__ void __launch_bounds__(kMostSmall)
+    prepare_kernel(const GroupParams group, const PlainSource x, const int64_t cols, const NarrowRows to) {
+  let_later_start();
+  if (blockIdx.x == 0)
+    group_small(group);
+  else
+    narrow_row<kKind>(x, int64_t(blockIdx.x) - 1, cols, nullptr, to);
+}
+
+// Groups and narrow rows: of few, in one launch.
+cudaError_t prepare(const RoutedParams& p, const Scratch& s, cudaStream_t stream) {
+  const bool brain = s.x[int(Narrow::kBrain)].chunks > 0, half = s.x[int(Narrow::kHalf)].chunks > 0;
+  if (is_small(s.group) && brain != half) {
+    Shape shape;
+    shape.grid = unsigned(1 + p.rows), shape.block = kMostSmall, shape.start = Start::kEarly;
+    return launch(brain ? prepare_kernel<Narrow::kBrain> : prepare_kernel<Narrow::kHalf>, shape, stream, s.group,
+                  plain_source(p.x, p.hidden), p.hidden, s.x[int(brain ? Narrow::kBrain : Narrow::kHalf)]);
+  }
+  cudaError_t error = group(s.group, stream);
+  for (int kind = 0; kind < 2 && error == cudaSuccess; ++kind)
+    if (s.x[kind].chunks > 0) error = narrow(Narrow(kind), p.x, p.hidden, p.rows, p.hidden, s.x[kind], stream);
+  return error;
+}
+
 bool in_pairs(const RoutedParams& p, const Scratch& s) {
   return p.gate_format == p.up_format && few_pairs(p.gate_format, s.group.tile_rows);
 }
@@ -198,9 +224,7 @@ cudaError_t routed_gemm_tiled(const RoutedParams& p, int tile_rows, cudaStream_t
   if (assignments > INT32_MAX || !fits(p.rows, p.hidden) || !fits(assignments, p.ffn)) return cudaErrorInvalidValue;
   Carve carve(p.scratch);
   const Scratch s = carve_scratch(carve, p, tile_rows);
-  cudaError_t error = group(s.group, stream);
-  for (int kind = 0; kind < 2 && error == cudaSuccess; ++kind)
-    if (s.x[kind].chunks > 0) error = narrow(Narrow(kind), p.x, p.hidden, p.rows, p.hidden, s.x[kind], stream);
+  cudaError_t error = prepare(p, s, stream);
   if (error == cudaSuccess) error = gate_and_up(p, s, stream);
   if (error == cudaSuccess) error = narrow_middle(p, s, stream);
   if (error == cudaSuccess) error = down(p, s, stream);

@@ -239,6 +239,14 @@ TEST_P(Formats, WeightsAnywhere) {
   for (int shift : {f.block_bytes, 3 * f.block_bytes}) test_dense(random, GetParam(), {20, 9, cols}, shift);
 }
 
+// Widths of several units of what a warp streams, the last one not whole where the format allows it.
+TEST_P(Formats, FewRows) {
+  Random random(21);
+  const int64_t block = info(GetParam()).block_elements;
+  const int64_t cols = block == 1 ? 643 : block == 32 ? 1312 : 1280;
+  for (const int64_t rows : {7, 16, 29}) test_dense(random, GetParam(), {rows, 37, cols});
+}
+
 TEST(Gemm, AnyNumberOfRows) {
   Random random(3);
   for (int64_t rows = 1; rows <= 36; ++rows) test_dense(random, Fmt::kQ8_0, {rows, 6, 64});
@@ -393,6 +401,9 @@ TEST(Group, OrdersChoices) {
   test_group(random, 2500, 5, 128, 4);
   test_group(random, 300, 40, 64, 2);
   test_group(random, 90, 1500, 64, 100);  // more experts than a block has threads
+  test_group(random, 40, 7, 8, 3);
+  test_group(random, 128, 1024, 8, 50);
+  test_group(random, 129, 12, 8, 2);
 }
 
 struct Routed {
@@ -501,6 +512,17 @@ TEST_P(Formats, Routed) {
   c.hidden = block == 1 ? 75 : block, c.ffn = block == 1 ? 43 : block;
   if (block == 32) c.hidden = 96;
   test_routed(random, c, "one format");
+}
+
+// Few rows of an expert: gate and up of some formats are made side by side.
+TEST_P(Formats, RoutedFew) {
+  Random random(22);
+  Routed c;
+  c.gate = c.up = c.down = GetParam();
+  c.rows = 5, c.experts = 7, c.bias = c.add = true;
+  const int64_t block = info(GetParam()).block_elements;
+  c.hidden = block == 1 ? 139 : 2 * block, c.ffn = block == 1 ? 43 : block;
+  test_routed(random, c, "few rows");
 }
 
 TEST(RoutedGemm, FormatsMayDiffer) {

@@ -122,9 +122,7 @@ RouteParams route_params(const RouterArgs& a) {
 
 void route(CudaStream& stream, const RouterArgs& a) { check(route(route_params(a), stream.handle()), "route"); }
 
-void norm(CudaStream& stream, const NormArgs& a) {
-  check(norm(norm_params(a), stream.handle()), "norm");
-}
+void norm(CudaStream& stream, const NormArgs& a) { check(norm(norm_params(a), stream.handle()), "norm"); }
 
 void rope(CudaStream& stream, const RopeArgs& a) {
   EF_DCHECK(a.rotary % 2 == 0 && a.offset + a.rotary <= a.head_dim);

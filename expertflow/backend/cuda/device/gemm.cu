@@ -104,8 +104,8 @@ cudaError_t gemm(const GemmParams& p, cudaStream_t stream) {
     if (const cudaError_t error = norm(*p.norm, stream); error != cudaSuccess) return error;
   for (int kind = 0; kind < 2; ++kind) {
     if (in.kind[kind].chunks == 0) continue;
-    const cudaError_t error =
-        norm_too ? narrow_norm(Narrow(kind), *p.norm, in.kind[kind], stream) : narrow(Narrow(kind), p.x, p.x_stride, p.rows, p.cols, in.kind[kind], stream);
+    const cudaError_t error = norm_too ? narrow_norm(Narrow(kind), *p.norm, in.kind[kind], stream)
+                                       : narrow(Narrow(kind), p.x, p.x_stride, p.rows, p.cols, in.kind[kind], stream);
     if (error != cudaSuccess) return error;
   }
   // Matrices of one format share a launch.

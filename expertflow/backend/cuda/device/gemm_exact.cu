@@ -1,6 +1,6 @@
 // Products of many rows in float32, for what must not be rounded: routers, and weights that are float32 themselves. A
-// block of threads makes a tile of 64 rows by 32 outputs, a thread 4 by 4 of it, in steps of 32 along the width. For few
-// rows that would be too few blocks: there, a block makes two outputs of sixteen rows, its warps sharing the width.
+// block of threads makes a tile of 64 rows by 32 outputs, a thread 4 by 4 of it, in steps of 32 along the width. For
+// few rows that would be too few blocks: there, a block makes two outputs of sixteen rows, its warps sharing the width.
 #include "formats.cuh"
 #include "launch.cuh"
 #include "matvec.cuh"

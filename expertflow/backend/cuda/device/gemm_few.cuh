@@ -1,8 +1,8 @@
 // Products of up to 32 rows on tensor cores: memory decides, so the weights are the wide side of a fragment and every
 // warp streams its own. A block has 16 or 32 outputs of a tile; its warps share the width, each a run of units (some
 // steps of gemm.cuh), and their sums join in the order of the warps. A warp copies its units to shared memory by
-// itself, some ahead; a lane then reads an octet of every 32 columns of two rows, as in gemm.cuh, and the same octets of
-// its rows of activations, which lie in their natural order (NarrowRows::natural) and come straight from memory.
+// itself, some ahead; a lane then reads an octet of every 32 columns of two rows, as in gemm.cuh, and the same octets
+// of its rows of activations, which lie in their natural order (NarrowRows::natural) and come straight from memory.
 #pragma once
 #include "activate.cuh"
 #include "formats.cuh"
@@ -15,7 +15,9 @@ namespace ef::cuda {
 template <int kEights>
 constexpr int kMostSplit = kEights == 1 ? 4 : 8;  // warps of a block
 template <int kEights>
-constexpr int kLeastBlocks = kEights == 1 ? 4 : kEights == 2 ? 2 : 1;  // that a multiprocessor is to hold
+constexpr int kLeastBlocks = kEights == 1   ? 4
+                             : kEights == 2 ? 2
+                                            : 1;  // that a multiprocessor is to hold
 
 /// A row of weights that a lane holds in a fragment.
 struct WeightRow {
@@ -31,18 +33,18 @@ struct SharedRow {
 template <class F>
 struct Piece;
 
-/// For formats whose weights are a code times a scale plus an offset, the two alike for 32 columns: products are made of
-/// codes, which halves hold exactly and cheaply, and scale and offset meet the sums in float32. A row's in a unit:
+/// For formats whose weights are a code times a scale plus an offset, the two alike for 32 columns: products are made
+/// of codes, which halves hold exactly and cheaply, and scale and offset meet the sums in float32. A row's in a unit:
 /// begin() and load() (for a step) read them, get() gives those of group g of the step; all lanes call them.
 template <class F>
 struct Codes {
   static constexpr bool kExist = false;
 };
 
-// Outputs of a block for tiles of up to 8 * kEights rows: more where that bounds arithmetic and registers allow it, since
-// what is done once a unit, and loads of activations, then serve more weights.
+// Outputs of a block for tiles of up to 8 * kEights rows: more where that bounds arithmetic and registers allow it,
+// since what is done once a unit, and loads of activations, then serve more weights.
 template <class F, int kEights>
-constexpr int kFewOutputs = Codes<F>::kExist && kEights == 1 ? 32 : 16;
+constexpr int kFewOutputs = Codes<F>::kExist&& kEights == 1 ? 32 : 16;
 
 /// What a warp copies of each of its rows at once. What super-blocks' pieces hand from step to step ends with a unit.
 template <class F, int kOutputs>
@@ -110,15 +112,15 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
   const int first = 16 * (lane % 4);
   const uint8_t* copied[kMine];
 #pragma unroll
-  for (int k = 0; k < kMine; ++k)
-    copied[k] = row_at(8 * k + lane / 4) + int64_t(begin) * U::kBytes;
+  for (int k = 0; k < kMine; ++k) copied[k] = row_at(8 * k + lane / 4) + int64_t(begin) * U::kBytes;
   uint8_t* const copy_to = ring + lane / 4 * U::kRoom + first;
   const auto copy = [&](int unit, int slot) {
     if (unit < end) {
       const int bytes = U::kAlike ? U::kBytes : int(min(int64_t(U::kBytes), row_bytes - int64_t(unit) * U::kBytes));
 #pragma unroll
       for (int k = 0; k < kMine; ++k) {
-        const int past = int(address_of(copied[U::kAlike ? k / (kMine / kWide) * (kMine / kWide) : k]) % 16), left = past + bytes - first;
+        const int past = int(address_of(copied[U::kAlike ? k / (kMine / kWide) * (kMine / kWide) : k]) % 16),
+                  left = past + bytes - first;
         const uint8_t* from = copied[k] + first - past;
         uint8_t* to = copy_to + slot * U::kSlot + 8 * k * U::kRoom;
 #pragma unroll
@@ -159,7 +161,8 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
     return p.out_row ? int64_t(p.out_row[place]) : place;
   };
   const int64_t my_row = int(threadIdx.x) / outputs < tile.rows ? out_row_of(int(threadIdx.x) / outputs) : 0;
-  // They come some steps before they are multiplied: from the L2, and late, if not. Whose turn it is, unrolled steps know.
+  // They come some steps before they are multiplied: from the L2, and late, if not. Whose turn it is, unrolled steps
+  // know.
   constexpr int kAhead = kEights > 1 || U::kSteps < 4 ? 1 : 3, kTurns = kAhead + 1;
   static_assert(U::kSteps % kTurns == 0 || U::kSteps == 1);
   uint4 of_x[kTurns][2][kEights];
@@ -234,8 +237,7 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
               mma_f16(product, {a[0][2], a[1][2], a[0][3], a[1][3]}, {now_x[g][e].z, now_x[g][e].w});
 #pragma unroll
               for (int i = 0; i < 4; ++i)
-                sum[wide][e][i] =
-                    fmaf(offset[i / 2], x_sum[e][i], fmaf(scale[i / 2], product[i], sum[wide][e][i]));
+                sum[wide][e][i] = fmaf(offset[i / 2], x_sum[e][i], fmaf(scale[i / 2], product[i], sum[wide][e][i]));
             }
           }
         } else {
@@ -291,7 +293,8 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
       return v + (of.bias ? of.bias[n] : 0.f);
     };
     float v = result(w, out);
-    if (pairs) v = activate(p.activation.kind, p.activation.alpha, p.activation.limit, v, result(second, outputs + out));
+    if (pairs)
+      v = activate(p.activation.kind, p.activation.alpha, p.activation.limit, v, result(second, outputs + out));
     float* to = part.out + (i == int(threadIdx.x) ? my_row : out_row_of(at)) * part.out_stride + n;
     *to = p.add ? *to + p.add_scale * v : v;
   }

@@ -5,8 +5,8 @@
 
 namespace ef::cuda {
 
-// By one block of kCount threads: prefix sums of the experts' rows and tiles, and the tiles. note(expert, place) is told
-// each expert's first place.
+// By one block of kCount threads: prefix sums of the experts' rows and tiles, and the tiles. note(expert, place) is
+// told each expert's first place.
 template <int kCount, class CountOf, class Note>
 __device__ void make_tiles(const GroupParams& p, CountOf count_of, Note note) {
   __shared__ int32_t rows_of[kCount / 32], tiles_of[kCount / 32];
@@ -38,8 +38,8 @@ __device__ void make_tiles(const GroupParams& p, CountOf count_of, Note note) {
   if (threadIdx.x == 0) p.totals[0] = tiles_before, p.totals[1] = rows_before;
 }
 
-// All of it by one block, a thread for each of few assignments: an assignment's place is its expert's first, and those of
-// the expert in earlier warps and lanes. Waits for earlier kernels by itself.
+// All of it by one block, a thread for each of few assignments: an assignment's place is its expert's first, and those
+// of the expert in earlier warps and lanes. Waits for earlier kernels by itself.
 constexpr int kMostSmall = 128, kMostSmallExperts = 1024;
 __device__ inline void group_small(const GroupParams& p) {
   constexpr int kSmallWarps = kMostSmall / 32;

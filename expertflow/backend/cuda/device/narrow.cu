@@ -16,7 +16,8 @@ cudaError_t start(Narrow kind, const Source& source, int64_t rows, int64_t cols,
   if (rows <= 0) return cudaSuccess;
   Shape shape;
   shape.grid = unsigned(rows);
-  shape.block = unsigned(min(int64_t(kMostNarrowThreads), ((to.chunks + kHeldChunks - 1) / kHeldChunks + 31) / 32 * 32));
+  shape.block =
+      unsigned(min(int64_t(kMostNarrowThreads), ((to.chunks + kHeldChunks - 1) / kHeldChunks + 31) / 32 * 32));
   shape.start = Start::kEarly;
   return launch(kind == Narrow::kBrain ? narrow_kernel<Narrow::kBrain, Source> : narrow_kernel<Narrow::kHalf, Source>,
                 shape, stream, source, cols, live, to);
@@ -43,7 +44,8 @@ cudaError_t narrow_norm(Narrow kind, const NormParams& p, const NarrowRows& to, 
 
 cudaError_t narrow_gated(Narrow kind, const ActivationParams& p, const int32_t* live, const NarrowRows& to,
                          cudaStream_t stream) {
-  const GatedSource source{plain_source(p.gate, p.in_stride), plain_source(p.up, p.in_stride), p.kind, p.alpha, p.limit};
+  const GatedSource source{plain_source(p.gate, p.in_stride), plain_source(p.up, p.in_stride), p.kind, p.alpha,
+                           p.limit};
   return start(kind, source, p.rows, p.width, live, to, stream);
 }
 

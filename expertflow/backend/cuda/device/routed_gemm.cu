@@ -146,8 +146,8 @@ bool in_pairs(const RoutedParams& p, const Scratch& s) {
   return p.gate_format == p.up_format && few_pairs(p.gate_format, s.group.tile_rows);
 }
 
-// gate and up of every place, side by side; one launch where they are of one format. In pairs: what is between them too,
-// [places, ffn].
+// gate and up of every place, side by side; one launch where they are of one format. In pairs: what is between them
+// too, [places, ffn].
 cudaError_t gate_and_up(const RoutedParams& p, const Scratch& s, cudaStream_t stream) {
   if (in_pairs(p, s)) {
     GemmTask task = task_for(p, s);

@@ -22,7 +22,8 @@ uint64_t route_shared_bytes(const RouteParams& p) {
 cudaError_t route(const RouteParams& p, cudaStream_t stream) {
   if (p.rows <= 0) return cudaSuccess;
   constexpr int64_t kMostBlocks = 1 << 20;
-  return launch(route_kernel, {unsigned(min(p.rows, kMostBlocks)), 32, size_t(route_shared_bytes(p)), Start::kEarly}, stream, p);
+  return launch(route_kernel, {unsigned(min(p.rows, kMostBlocks)), 32, size_t(route_shared_bytes(p)), Start::kEarly},
+                stream, p);
 }
 
 }  // namespace ef::cuda

@@ -30,7 +30,7 @@ struct TrainCommand {
     visit(prediction_horizon, {"--prediction-horizon", "layers ahead, at most"});
     visit(max_tokens, {"--max-tokens", "tokens to record for training, of all texts together"});
     visit(eval_tokens, {"--eval-tokens", "tokens of each text to judge on; 0: do not"});
-    visit(format, {"--format", "numbers of the file: F32, F16, Q8_0, Q5_0, Q4_0"});
+    visit(format, {"--format", "numbers of the file: F32, F16, Q8_0, Q6_K, Q5_K, Q4_K, Q5_0, Q4_0"});
     visit(license, {"--license", "written to the file"});
     visit(force, {"--force", "replace the file if it is there"});
   }
@@ -70,9 +70,8 @@ void judge(const TrainCommand& o, Engine& engine, const std::vector<NamedText>& 
   const auto stream = backend->make_stream();
   const PredictorContext context{engine.model(), *backend, 1, horizon, &trained};
   std::vector<std::unique_ptr<Predictor>> made;
-  for (const char* name : {"gate-ahead-plain", "gate-ahead"}) made.push_back(make_predictor(name, context));
   for (const PredictorInfo& info : predictors())
-    if (info.trained && trained.has(info.name)) made.push_back(make_predictor(info.name, context));
+    if (!info.trained || trained.has(info.name)) made.push_back(make_predictor(info.name, context));
   std::vector<Predictor*> all;
   for (const auto& p : made) all.push_back(p.get());
   std::vector<std::string> names;
@@ -105,8 +104,8 @@ int run_train(const TrainCommand& o) {
   EF_CHECK(o.max_tokens >= 256, ConfigError, "--max-tokens: expected at least 256, found {}", o.max_tokens);
   EF_CHECK(o.eval_tokens >= 0, ConfigError, "--eval-tokens: expected 0 or more, found {}", o.eval_tokens);
   const FormatInfo* format = find_format(o.format);
-  EF_CHECK(format && format->quantize, ConfigError, "--format: expected F32, F16, Q8_0, Q5_0 or Q4_0, found \"{}\"",
-           o.format);
+  EF_CHECK(format && format->quantize, ConfigError,
+           "--format: expected F32, F16, Q8_0, Q6_K, Q5_K, Q4_K, Q5_0 or Q4_0, found \"{}\"", o.format);
   const TrainPredictorOptions options = training_options(o);
   const auto log = o.common.make_log();
   EngineOptions engine_options = o.engine;

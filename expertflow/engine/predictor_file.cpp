@@ -32,9 +32,13 @@ std::string checksum_of(const std::vector<Stored>& tensors) {
   return fmt::format("{:016x}", image_checksum(std::as_bytes(std::span(all))));
 }
 
+// The wanted one, or where its blocks do not fit the smallest that has as many bits and does.
 Format format_for(const TrainedTensor& tensor, Format wanted) {
   if (tensor.rows == 1) return Format::kF32;
-  return tensor.cols % format_info(wanted).block_elements == 0 ? wanted : Format::kF16;
+  const auto bytes = [](Format f) { return double(format_info(f).block_bytes) / format_info(f).block_elements; };
+  for (const Format f : {wanted, Format::kQ4_0, Format::kQ5_0, Format::kQ8_0})
+    if (tensor.cols % format_info(f).block_elements == 0 && bytes(f) >= bytes(wanted)) return f;
+  return Format::kF16;
 }
 
 void put(GgufMetadata& metadata, const std::string& key, const std::string& value) {

@@ -16,7 +16,7 @@ namespace ef {
 
 inline constexpr int kPredictorVersion = 1;
 
-/// Matrices are stored in `format` where its blocks fit their width, else as F16; vectors as F32.
+/// Matrices are stored in `format` where its blocks fit their width, else in the next larger one; vectors as F32.
 void write_predictor(const TrainedPredictor& trained, Format format, const std::string& license,
                      const std::filesystem::path& file);
 /// ModelError naming the file and what is wrong: not a predictor, another version, a damaged file (checksum), NaN.

@@ -154,7 +154,8 @@ DecayFit fit_decay(std::span<const double> t, std::span<const double> y) {
     }
     const double determinant = n * see - se * se;
     if (determinant <= 1e-12) continue;
-    const double a = (n * sey - se * sy) / determinant, c = (sy - a * se) / n;
+    double a = (n * sey - se * sy) / determinant, c = (sy - a * se) / n;
+    if (c < 0) a = sey / see, c = 0;  // a plateau below nothing is none
     double square = 0, worst = 0;
     for (size_t j = 0; j < t.size(); ++j) {
       const double off = a * std::exp(-b * t[j]) + c - y[j];

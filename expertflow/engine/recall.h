@@ -50,8 +50,8 @@ std::vector<RecallTable> measure_recall(Engine& engine, std::span<Predictor* con
                                         std::span<const TokenId> tokens, const RecallOptions& options,
                                         const std::function<void(uint64_t)>& progress = {});
 
-/// a exp(-b t) + c, least squares over the points (t, y): the curve that predictors' accuracy is described by
-/// (arXiv 2510.26730).
+/// a exp(-b t) + c with c of at least 0, least squares over the points (t, y): the curve that predictors' accuracy is
+/// described by (arXiv 2510.26730).
 struct DecayFit {
   double a = 0, b = 0, c = 0, worst = 0;  ///< worst: largest distance of a point from the curve
 };

@@ -36,13 +36,12 @@ class TrainedSet final : public Predictor {
   }
   void queue(const StepView& view, LayerId first, LayerId last, Stream& stream) override {
     point_ = view.point, layer_ = view.layer;
-    // Runs of targets that one part answers for.
-    for (LayerId target = first; target <= last;) {
-      Predictor* const p = part(point_, layer_, target);
-      LayerId end = target + 1;
-      while (end <= last && (part(point_, layer_, end) == p || !part(point_, layer_, end))) ++end;
-      if (p) p->queue(view, target, end - 1, stream);
-      target = end;
+    // Each part is asked once, from its first target to its last: what it holds of a look is that of one queue().
+    for (const auto& p : parts_) {
+      LayerId from = first, to = last;
+      while (from <= last && part(point_, layer_, from) != p.get()) ++from;
+      while (to >= from && part(point_, layer_, to) != p.get()) --to;
+      if (from <= to) p->queue(view, from, to, stream);
     }
   }
   void finish(LayerId target, float* probabilities) override {

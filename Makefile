@@ -17,7 +17,7 @@ SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 .DEFAULT_GOAL := release
 .PHONY: help bootstrap release demo test unit debug tsan sanitizers format format-check lint clean \
         tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers bar-cpu-speed bar-cpu-bound bar-larger-than-memory \
-        bar-recall bar-verify-isa bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix bar-dashboard peers
+        bar-recall bar-verify-isa bar-replay bar-stall bar-distance bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix bar-dashboard peers
 
 help: ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,15 @@ bar-larger-than-memory: ## A model twice as large as its memory limit, against l
 
 bar-recall: ## Predictors on held-out text, by distance and domain
 	@bench/bars/recall.sh
+
+bar-replay: ## Cache policies on recorded traces, beside LRU and the clairvoyant bound
+	@bench/bars/replay.sh
+
+bar-stall: ## Waiting for copies at 40 % residency against loading on demand, in replay and on this machine
+	@bench/bars/stall.sh
+
+bar-distance: ## The adaptive prediction distance follows the link
+	@bench/bars/distance.sh
 
 bar-verify-isa: ## Equal tokens at every budget with every instruction set
 	@bench/bars/verify_isa.sh

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <fstream>
+#include <map>
 #include <thread>
 
 #include "apps/cli/commands.h"
@@ -9,6 +10,8 @@
 #include "apps/cli/options_cli11.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/cache/policy.h"
+#include "expertflow/engine/predictor_file.h"
+#include "expertflow/engine/trace_predictions.h"
 
 namespace ef::cli {
 
@@ -22,16 +25,19 @@ struct ReplayCommand {
   double least_probability = 0.25, pool_share = 0.25;
   bool ignore_link = false, split_rows = false, quiet = false;
   int64_t max_tokens = 0, expert_bytes = 0;
-  std::string link_changes, output = "md", svg;
+  std::string link_changes, output = "md", svg, model;
   int threads = 0;
 
   template <class Visitor>
   void for_each(Visitor&& visit) {
     visit(traces, {"--trace", "trace file that --record-trace wrote (repeat)"});
     visit(policies, {"--policy", "eviction policies, separated by commas, or 'all'"});
-    visit(predictors, {"--predictor",
-                       "who says what comes next: none, oracle, previous-token, frequency, transitions; separated by "
-                       "commas, or 'all'"});
+    visit(predictors,
+          {"--predictor",
+           "who says what comes next: none, oracle, previous-token, frequency, transitions, or with --model "
+           "what run's --predictor takes, a file of train-predictor among it; separated by commas"});
+    visit(model,
+          {"-m,--model", "the trace's model, for predictors that need one: its tokens are run through it again"});
     visit(distances, {"--distance", "layers that are looked ahead, separated by commas; 'auto' adapts"});
     visit(budgets, {"--expert-memory", "budgets as shares of all experts: 15%,25%,40%"});
     visit(bandwidths, {"--bandwidth", "of the link, GB/s, separated by commas"});
@@ -99,11 +105,7 @@ SweepOptions sweep_options(const ReplayCommand& o) {
   }
   for (const std::string& name : s.policies) make_policy(name, {1, nullptr, 0});  // refuses unknown names early
   s.predictors.clear();
-  if (o.predictors == "all") {
-    for (const ForecastInfo& info : forecasts()) s.predictors.emplace_back(info.name);
-  } else {
-    s.predictors = split(o.predictors, "--predictor");
-  }
+  s.predictors = split(o.predictors, "--predictor");
   s.distances.clear();
   for (const std::string& part : split(o.distances, "--distance"))
     s.distances.push_back(part == "auto" ? 0 : int(number(part, "--distance", 1, 256)));
@@ -144,6 +146,49 @@ SweepOptions sweep_options(const ReplayCommand& o) {
   return s;
 }
 
+bool from_trace(const std::string& predictor) {
+  for (const ForecastInfo& info : forecasts())
+    if (info.name == predictor) return true;
+  return false;
+}
+
+// What predictors of the model say of each trace, by trace and name.
+using Predictions = std::map<std::pair<std::string, std::string>, std::unique_ptr<TracePredictions>>;
+
+Predictions ask_model(const ReplayCommand& o, const SweepOptions& options,
+                      const std::vector<NamedWorkload>& workloads) {
+  Predictions all;
+  std::vector<std::string> names;
+  for (const std::string& name : options.predictors)
+    if (!from_trace(name)) names.push_back(name);
+  if (names.empty()) return all;
+  EF_CHECK(!o.model.empty(), ConfigError, "--predictor {}: needs the model (--model); a trace alone has {}", names[0],
+           [] {
+             std::string known;
+             for (const ForecastInfo& info : forecasts()) known += (known.empty() ? "" : ", ") + std::string(info.name);
+             return known;
+           }());
+  int horizon = 1;
+  for (const int distance : options.distances)
+    horizon = std::max(horizon, distance == 0 ? options.base.most_distance : distance);
+  static const Log log;
+  EngineOptions engine_options;
+  engine_options.all_resident = true;
+  for (const NamedWorkload& w : workloads)
+    for (const TraceStep& step : w.workload.trace->steps)
+      for (const TraceRow& row : step.rows)
+        engine_options.ctx_size = std::max<int64_t>(engine_options.ctx_size, int64_t(row.position) + 1);
+  Engine engine(open_model(o.model), engine_options, log);
+  for (const std::string& name : names) {
+    const PredictorChoice choice = choose_predictor(name, engine.files());
+    const auto predictor = make_predictor(
+        choice.name, {engine.model(), engine.backend(), engine_options.ubatch, horizon, choice.trained.get()});
+    for (const NamedWorkload& w : workloads)
+      all[{w.name, name}] = std::make_unique<TracePredictions>(engine, *predictor, *w.workload.trace, horizon);
+  }
+  return all;
+}
+
 int run_replay(const ReplayCommand& o) {
   EF_CHECK(!o.traces.empty(), ConfigError, "--trace: expected a trace file, found none");
   EF_CHECK(o.output == "md" || o.output == "json" || o.output == "csv", ConfigError,
@@ -160,13 +205,16 @@ int run_replay(const ReplayCommand& o) {
     workloads.push_back(
         {std::filesystem::path(path).stem().string(), make_workload(std::move(trace), workload_options)});
   }
-  for (const std::string& name : options.predictors) make_forecast(name, workloads.front().workload);
+  const Predictions predictions = ask_model(o, options, workloads);
   std::vector<SweepRow> rows;
   {
     Progress progress("replaying", o.quiet, "runs");
     rows = sweep(
         workloads, options,
-        [](std::string_view name, const NamedWorkload& w) { return make_forecast(name, w.workload); },
+        [&](std::string_view name, const NamedWorkload& w) {
+          const auto it = predictions.find({w.name, std::string(name)});
+          return it != predictions.end() ? it->second->forecast(w.workload) : make_forecast(name, w.workload);
+        },
         [&](uint64_t done, uint64_t all) { progress(done, all); });
   }
   if (o.output == "md") fmt::print("{}", replay_table(rows));

@@ -30,6 +30,7 @@ class Link {
   };
   /// Of copies that begin from now on.
   void set_bandwidth(double bytes_per_second) { options_.bytes_per_second = bytes_per_second; }
+  double bandwidth() const { return options_.bytes_per_second; }
   /// Queued at `now`; the link has been brought there by arrived().
   void submit(ExpertKey key, uint64_t bytes, bool ahead, Duration now);
   /// A queued copy that is ahead becomes demand; false if it is not queued (under way, or unknown).

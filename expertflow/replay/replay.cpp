@@ -315,7 +315,7 @@ void Run::copy_ahead(LayerId layer) {
   for (const Wanted& w : wanted) {
     const uint64_t bytes = workload_.geometry.footprint(w.key.layer);
     if (held + bytes > most) break;
-    const double takes = double(slot_bytes(w.key)) / options_.link.bytes_per_second;
+    const double takes = double(slot_bytes(w.key)) / link_.bandwidth();
     const double until = double(w.key.layer - layer) * layer_seconds;
     if (options_.within_link && queued + takes > until) continue;
     if (!cache_->reserve(w.key, std::max(layer, 0))) continue;

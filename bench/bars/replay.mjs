@@ -1,0 +1,41 @@
+// Tables and the verdict of replay.sh: JSON of slots of one size, JSON of the file's own sizes.
+import fs from "node:fs";
+
+const [equal, own] = process.argv.slice(2).map((file) => JSON.parse(fs.readFileSync(file)));
+const policy = "next-use";
+const least = {english: 30, docs: 40, code: 40, zh: 45};
+const percent = (x) => (100 * x).toFixed(1);
+const domain = (row) => row.trace.replace("heldout-", "");
+
+function table(rows) {
+  const policies = [...new Set(rows.map((r) => r.policy))];
+  const keys = [...new Set(rows.map((r) => `${domain(r)} ${percent(r.resident_share)}`))];
+  console.log(`| text | resident | clairvoyant | ${policies.join(" | ")} |`);
+  console.log(`| --- | ---: | ---: | ${policies.map(() => "---:").join(" | ")} |`);
+  for (const key of keys) {
+    const group = rows.filter((r) => `${domain(r)} ${percent(r.resident_share)}` === key), first = group[0];
+    // Bytes of what was asked for, slot by slot: with slots of one size these are misses.
+    const asked = first.lru_bytes / (first.accesses - group.find((r) => r.policy === "lru").hits) * first.accesses;
+    const cell = (r) => `${percent((r.bytes_demand + r.bytes_ahead) / asked)} (${percent(r.gap_closed)})`;
+    console.log(`| ${key.split(" ")[0]} | ${key.split(" ")[1]} % | ${percent(first.clairvoyant_bytes / asked)} | ` +
+      `${policies.map((p) => cell(group.find((r) => r.policy === p))).join(" | ")} |`);
+  }
+}
+console.log(`${equal[0].tokens} tokens a text, decoded one by one from an empty cache. In a cell: misses in % of the distinct experts`);
+console.log("that layers asked for, and in parentheses the share of LRU's gap to the clairvoyant bound that is closed, in %.\n");
+console.log("Slots of one size:\n");
+table(equal);
+console.log("\nSlots as large as the file's formats make them (bytes instead of misses):\n");
+table(own);
+
+const found = equal.filter((r) => r.policy === policy), figures = [];
+let ok = found.length === 16;
+for (const [name, bound] of Object.entries(least)) {
+  const rows = found.filter((r) => domain(r) === name);
+  const large = Math.min(...rows.filter((r) => r.resident_share > 0.2).map((r) => 100 * r.gap_closed));
+  const small = Math.min(...rows.filter((r) => r.resident_share < 0.2).map((r) => 100 * r.gap_closed));
+  ok &&= large >= bound && small >= 0;
+  figures.push(`${name} ${large.toFixed(1)} of ${bound} % (15 %: ${small.toFixed(1)})`);
+}
+console.log(`\nbar replay: ${ok ? "ok" : "SHORT"}: share of LRU's gap that ${policy} closes at 25 to 45 %, the least: ${figures.join(", ")}`);
+process.exitCode = ok ? 0 : 1;

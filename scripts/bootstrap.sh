@@ -6,7 +6,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev libhwloc-dev
-  liburing-dev libxxhash-dev libcurl4-openssl-dev libssl-dev libboost-dev libeigen3-dev libgtest-dev)
+  liburing-dev libxxhash-dev libcurl4-openssl-dev libssl-dev libpng-dev libboost-dev libeigen3-dev libgtest-dev)
 check=0
 for argument in "$@"; do
   case "$argument" in

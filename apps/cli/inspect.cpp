@@ -4,7 +4,9 @@
 
 #include "apps/cli/commands.h"
 #include "apps/cli/common.h"
+#include "apps/cli/inspect_trace.h"
 #include "apps/cli/options_cli11.h"
+#include "expertflow/base/errors.h"
 #include "expertflow/engine/memory_budget.h"
 #include "expertflow/engine/model_files.h"
 #include "expertflow/engine/text_model.h"
@@ -18,7 +20,7 @@ namespace {
 struct InspectCommand {
   CommonOptions common;
   int64_t ctx_size = -1;
-  std::string budget;
+  std::string budget, trace, heat_map;
   bool json = false, tensors = false;
 
   template <class Visitor>
@@ -29,6 +31,7 @@ struct InspectCommand {
           {"--expert-memory,--expert-cache-size", "a budget in bytes (6GiB) or as a share (40%): say what fits"});
     visit(json, {"--json", "print JSON"});
     visit(tensors, {"--tensors", "list every tensor"});
+    visit(heat_map, {"--heat-map", "of a trace: load per layer and expert as a picture, to this .svg or .png file"});
   }
 };
 
@@ -195,7 +198,14 @@ void print_text(const Json& j, const ModelFiles& files) {
 }
 
 int run_inspect(const InspectCommand& o) {
+  if (!o.trace.empty()) {
+    EF_CHECK(o.common.model.empty(), ConfigError, "--model: has no effect with a trace");
+    EF_CHECK(!o.tensors, ConfigError, "--tensors: has no effect with a trace");
+    EF_CHECK(o.budget.empty(), ConfigError, "--expert-memory: has no effect with a trace");
+    return inspect_trace(o.trace, o.json, o.heat_map);
+  }
   o.common.check();
+  EF_CHECK(o.heat_map.empty(), ConfigError, "--heat-map: has an effect only with a trace (inspect TRACE)");
   const auto files = open_model(o.common.model);
   const Json json = describe(*files, o);
   if (o.json) {
@@ -214,7 +224,10 @@ int run_inspect(const InspectCommand& o) {
 
 void add_inspect(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<InspectCommand>();
-  CLI::App* command = app.add_subcommand("inspect", "Architecture, experts, sizes, formats, and what fits a budget");
+  CLI::App* command = app.add_subcommand(
+      "inspect",
+      "Architecture, experts, sizes, formats, and what fits a budget; or how a recorded run used its experts");
+  command->add_option("TRACE", options->trace, "a file that --record-trace wrote, instead of a model");
   bind_options(*command, options->common);
   bind_options(*command, *options);
   command->callback([options, &exit_code] { exit_code = run_inspect(*options); });

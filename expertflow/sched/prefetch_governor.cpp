@@ -166,7 +166,7 @@ void PrefetchGovernor::drop(ExpertKey key) {
 
 GovernorStats PrefetchGovernor::stats() const {
   GovernorStats stats = stats_;
-  const auto it = trials_.find(rows_);
+  const auto it = trials_.find(size_class());
   if (options_.mode == PrefetchMode::kAuto && it != trials_.end()) {
     stats.on = it->second.on();
     stats.trying = it->second.trying();

@@ -7,6 +7,7 @@
 //   begin_step; for each MoE layer: on_event, then plan if ahead(); end_step.
 #pragma once
 #include <array>
+#include <bit>
 #include <map>
 #include <span>
 #include <string>
@@ -44,7 +45,7 @@ struct GovernorOptions {
   double least_expected = 0.4;  ///< share of its like that were used, below which a candidate is left alone
   double least_kept = 0.15;     ///< below which a queued copy is taken back when its layer is predicted anew
   double budget_share = 1.0;    ///< of the idle time that may be filled
-  int64_t most_rows = 8;        ///< rows of a step that is looked ahead in: more of them want nearly every expert
+  int64_t most_rows = 31;       ///< rows of a step that is looked ahead in: more of them want nearly every expert
   TrialOptions trial;
 };
 
@@ -96,6 +97,8 @@ class PrefetchGovernor {
   void drop(ExpertKey key);
 
   GovernorStats stats() const;
+  /// Counts alone, without the trials.
+  const GovernorStats& counts() const { return stats_; }
 
  private:
   struct Issued {
@@ -110,9 +113,11 @@ class PrefetchGovernor {
               PrefetchPlan& plan);
 
   GovernorOptions options_;
-  BenefitTrial& trial() { return trials_.try_emplace(rows_, options_.trial).first->second; }
+  BenefitTrial& trial() { return trials_.try_emplace(size_class(), options_.trial).first->second; }
+  int size_class() const { return int(std::bit_width(uint64_t(rows_))); }
 
-  std::map<int64_t, BenefitTrial> trials_;  // by rows of a step: what pays for one may not for another
+  // By rows of a step, in powers of two: what pays for few may not for many.
+  std::map<int, BenefitTrial> trials_;
   GovernorStats stats_;
   std::map<ExpertKey, Issued> issued_;
   int64_t rows_ = 0;

@@ -159,7 +159,9 @@ TEST(GovernorModes, OffNeverLooksAhead) {
 
 TEST(GovernorModes, PromptsAreNotLookedAheadIn) {
   PrefetchGovernor governor(with(PrefetchMode::kOn));
-  governor.begin_step(milliseconds(0), 9);
+  governor.begin_step(milliseconds(0), 31);
+  EXPECT_TRUE(governor.ahead());
+  governor.begin_step(milliseconds(0), 32);
   EXPECT_FALSE(governor.ahead());
 }
 

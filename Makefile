@@ -17,7 +17,7 @@ SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 .DEFAULT_GOAL := release
 .PHONY: help bootstrap release demo test unit debug tsan sanitizers format format-check lint clean \
         tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers bar-cpu-speed bar-cpu-bound bar-larger-than-memory \
-        bar-recall bar-verify-isa bar-replay bar-stall bar-distance bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix bar-dashboard peers
+        bar-recall bar-predictor-cost bar-verify-isa bar-replay bar-stall bar-distance bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix bar-dashboard peers
 
 help: ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bar-stall: ## Waiting for copies at 40 % residency against loading on demand, in
 
 bar-distance: ## The adaptive prediction distance follows the link
 	@bench/bars/distance.sh
+
+bar-predictor-cost: ## What a predictor takes of a step, and of memory, on the model widened by 16
+	@bench/bars/predictor_cost.sh
 
 bar-verify-isa: ## Equal tokens at every budget with every instruction set
 	@bench/bars/verify_isa.sh

@@ -42,7 +42,7 @@ struct StepControllerOptions {
   int overfetch_threshold = 3;  ///< unused or far too early copies in a row that lower it
   double high_hit_rate = 0.95;  ///< of the tokens since the last renewal, above which S goes up by one
   /// How much a batch's diversity, relative to its own moving average, moves Ne: 0.2 is up to 20 % more for a batch
-  /// that is twice as diverse; a negative value lowers Ne instead.
+  /// that is twice as diverse. Above 0 as measured (docs/benchmarks): more diverse rows want more distinct experts.
   double diversity_gain = 0.2;
   double bandwidth = 0;      ///< calibrated bytes per second, 0: unknown
   double layer_seconds = 0;  ///< expected of one layer, 0: unknown

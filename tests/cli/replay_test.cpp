@@ -36,8 +36,9 @@ std::string made_up_trace(const std::filesystem::path& folder, int top_k = 4) {
 TEST(CliReplay, CombinesListsAndGivesJson) {
   const TempFolder folder;
   const std::string trace = made_up_trace(folder.path);
-  const Arguments run = {"replay", "-q", "--trace", trace, "--policy", "lru,next-use", "--predictor", "none,oracle",
-                         "--distance", "1,auto", "--layer-time", "100", "--expert-memory", "25%,50%", "-o", "json"};
+  const Arguments run = {"replay",          "-q",          "--trace",    trace,    "--policy",     "lru,next-use",
+                         "--predictor",     "none,oracle", "--distance", "1,auto", "--layer-time", "100",
+                         "--expert-memory", "25%,50%",     "-o",         "json"};
   const ProcessResult result = expertflow(run);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto rows = nlohmann::json::parse(result.out);

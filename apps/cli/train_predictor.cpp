@@ -26,7 +26,7 @@ struct TrainCommand {
   template <class Visitor>
   void for_each(Visitor&& visit) {
     visit(out, {"-o,--output", "the file to write"});
-    visit(kinds, {"--kinds", "what to train: hybrid, pre-attention, linear; several with commas"});
+    visit(kinds, {"--kinds", "what to train: hybrid, pre-attention, linear, forest; several with commas"});
     visit(prediction_horizon, {"--prediction-horizon", "layers ahead, at most"});
     visit(max_tokens, {"--max-tokens", "tokens to record for training, of all texts together"});
     visit(eval_tokens, {"--eval-tokens", "tokens of each text to judge on; 0: do not"});
@@ -39,7 +39,7 @@ struct TrainCommand {
 TrainPredictorOptions training_options(const TrainCommand& o) {
   TrainPredictorOptions t;
   t.max_tokens = o.max_tokens;
-  t.heads = {o.prediction_horizon, false, false, false};
+  t.heads = {o.prediction_horizon, false, false, false, false};
   std::stringstream list(o.kinds);
   for (std::string kind; std::getline(list, kind, ',');) {
     if (kind == "hybrid")
@@ -48,8 +48,10 @@ TrainPredictorOptions training_options(const TrainCommand& o) {
       t.heads.linear = true;
     else if (kind == "pre-attention")
       t.heads.pre_attention = true;
+    else if (kind == "forest")
+      t.heads.forest = true;
     else
-      fail<ConfigError>("--kinds: expected hybrid, pre-attention and linear, found \"{}\"", kind);
+      fail<ConfigError>("--kinds: expected hybrid, pre-attention, linear and forest, found \"{}\"", kind);
   }
   return t;
 }

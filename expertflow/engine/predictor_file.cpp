@@ -34,7 +34,7 @@ std::string checksum_of(const std::vector<Stored>& tensors) {
 
 // The wanted one, or where its blocks do not fit the smallest that has as many bits and does.
 Format format_for(const TrainedTensor& tensor, Format wanted) {
-  if (tensor.rows == 1) return Format::kF32;
+  if (tensor.rows == 1 || tensor.cols == 4) return Format::kF32;  // vectors, and nodes with their indices
   const auto bytes = [](Format f) { return double(format_info(f).block_bytes) / format_info(f).block_elements; };
   for (const Format f : {wanted, Format::kQ4_0, Format::kQ5_0, Format::kQ8_0})
     if (tensor.cols % format_info(f).block_elements == 0 && bytes(f) >= bytes(wanted)) return f;

@@ -11,6 +11,7 @@ std::unique_ptr<Predictor> make_hybrid(const PredictorContext& context);
 std::unique_ptr<Predictor> make_pre_attention(const PredictorContext& context);
 std::unique_ptr<Predictor> make_previous_token(const PredictorContext& context);
 std::unique_ptr<Predictor> make_transition(const PredictorContext& context);
+std::unique_ptr<Predictor> make_forest(const PredictorContext& context);
 std::unique_ptr<Predictor> make_trained_set(const PredictorContext& context);
 
 }  // namespace ef

@@ -23,6 +23,7 @@ constexpr std::array kPredictors = {
                   true, make_hybrid},
     PredictorInfo{"pre-attention", "a trained head for each layer before its attention; covers the first layer", true,
                   make_pre_attention},
+    PredictorInfo{"forest", "a random forest over gate-ahead, the embedding and earlier choices", true, make_forest},
     PredictorInfo{"trained", "all that a trained file holds: pre-attention, hybrid, and gate-ahead beyond them", true,
                   make_trained_set},
 };

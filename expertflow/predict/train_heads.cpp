@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <random>
 
+#include "expertflow/predict/forest_features.h"
 #include "expertflow/predict/router_history.h"
 #include "expertflow/predict/router_odds.h"
 
@@ -190,6 +192,42 @@ class HeadTraining {
   std::mutex mutex_;
 };
 
+// Looks and targets drawn at random, every expert of each a row.
+void train_forest(const StepSamples& s, const RouterConfig& router, const std::vector<HostRouter>& routers,
+                  int distance, const Histories& h, ThreadPool& pool, TrainedPredictor& out) {
+  const auto experts = size_t(s.experts), layers = size_t(s.layers), hidden = size_t(s.hidden);
+  constexpr size_t kRows = 600'000;
+  std::mt19937_64 random(1);
+  ForestFeatures features(router);
+  RouterOdds odds(router);
+  std::vector<ForestRow> rows;
+  std::vector<float> chosen, zeros(experts, 0.f), truth(experts), gate(experts), embedded(experts);
+  const auto product = [&](const HostRouter& r, const uint16_t* x, std::vector<float>& to) {
+    for (size_t e = 0; e < experts; ++e) {
+      float sum = r.bias[e];
+      for (size_t k = 0; k < hidden; ++k) sum += r.weight[e * hidden + k] * from_bf16(x[k]);
+      to[e] = sum;
+    }
+  };
+  constexpr size_t kMostTries = 1 << 22;
+  for (size_t tries = 0; rows.size() < kRows && tries < kMostTries; ++tries) {
+    const size_t i = random() % s.count, l = random() % layers, t = l + 1 + random() % size_t(distance);
+    if (t >= layers || routers[l].weight.empty() || routers[t].weight.empty()) continue;
+    const HostRouter& r = routers[t];
+    const float* bias = r.selection_bias.empty() ? nullptr : r.selection_bias.data();
+    product(r, &s.routed[(i * layers + l) * hidden], gate);
+    product(r, &s.input[i * layers * hidden], embedded);
+    const size_t at = (i * layers + t) * experts;
+    const float* before = s.begins[i] ? zeros.data() : &h.centered[at - layers * experts];
+    rows.resize(rows.size() + experts);
+    features.rows(gate.data(), embedded.data(), bias, before, &h.average[at], h.mean.data() + t * experts, int(t - l),
+                  LayerId(t), &rows[rows.size() - experts]);
+    odds.row(&s.logits[at], bias, nullptr, 1.f, truth.data());
+    for (const float p : truth) chosen.push_back(p > 0.5f ? 1.f : 0.f);
+  }
+  if (!rows.empty()) out.tensors["forest.nodes"] = Forest::train(rows, chosen, pool, 1).tensor();
+}
+
 }  // namespace
 
 bool training_available() { return true; }
@@ -216,6 +254,10 @@ void train_heads(const StepSamples& samples, const RouterConfig& router, const s
       progress(++done, jobs.size());
     }
   });
+  if (options.forest) {
+    ThreadPool four(std::min(pool.size(), 4));
+    train_forest(samples, router, routers, options.distance, histories, four, out);
+  }
   out.tensors["history.mean"] = {
       samples.layers, samples.experts, {histories.mean.data(), histories.mean.data() + histories.mean.size()}};
 }

@@ -16,6 +16,7 @@ bool training_available();
 struct TrainHeadsOptions {
   int distance = 6;  ///< largest, of linear and hybrid
   bool linear = false, hybrid = true, pre_attention = true;
+  bool forest = false;  ///< by four threads at most
 };
 /// routers: by layer; empty for dense ones. Adds heads and history.mean to `out`. progress(done, total) in heads, from
 /// one thread at a time. Deterministic whatever the number of threads. ConfigError without Eigen.

@@ -4,6 +4,7 @@
 //   KIND.LAYER.TARGET.weight   [experts, hidden]      heads of "linear", "hybrid" and "pre-attention"
 //   (head_predictor.cpp) KIND.LAYER.TARGET.history  [experts, 4 experts]   of "hybrid" and "pre-attention":
 //   RouterHistory::features() KIND.LAYER.TARGET.bias     [1, experts + 1]       the last is the slope of RouterOdds
+//   forest.nodes              [nodes, 4]             of "forest": Forest::tensor()
 //   history.mean               [layers, experts]      mean logits of each layer's router
 #pragma once
 #include <cstdint>

@@ -17,7 +17,7 @@ SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 .DEFAULT_GOAL := release
 .PHONY: help bootstrap release demo test unit debug tsan sanitizers format format-check lint clean \
         tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers bar-cpu-speed bar-cpu-bound bar-larger-than-memory \
-        bar-recall bar-predictor-cost bar-verify-isa bar-replay bar-stall bar-distance bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix bar-dashboard peers
+        bar-recall bar-predictor-cost bar-verify-isa bar-governor bar-replay bar-stall bar-distance bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix bar-dashboard peers
 
 help: ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,6 +130,9 @@ bar-prefix: ## A long prompt twice
 
 bar-dashboard: ## The dashboard in headless Chromium
 	@bench/bars/dashboard.sh
+
+bar-governor: ## Prefetch never costs more than 2 %, and gains where copies and compute take equally long
+	@bench/bars/governor.sh
 
 bar-gpu: ## The CUDA backend on this machine's GPU: tests, sanitizers, speed beside bounds (GPU_FLAGS=--quick)
 	@bench/gpu/run $(GPU_FLAGS)

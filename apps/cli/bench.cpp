@@ -32,6 +32,7 @@ struct BenchCommand {
   int64_t seed = 1;
   bool no_warm_up = false, no_peaks = false, profile = false, dry_run = false;
   std::string peak_bytes = "2GiB";
+  TraceOptions trace;
 
   template <class Visitor>
   void for_each(Visitor&& visit) {
@@ -52,6 +53,7 @@ struct BenchCommand {
     visit(profile, {"--profile", "time each kernel of some steps by itself; on a CUDA device"});
     visit(no_peaks, {"--no-peaks", "do not measure what the machine can do: no bounds"});
     visit(peak_bytes, {"--peak-bytes", "memory that measuring its read speed takes at most"});
+    trace.for_each(visit);
     visit(dry_run, {"--dry-run", "print where memory would go, for each engine, and measure nothing"});
   }
 };
@@ -238,18 +240,24 @@ class Bench {
     setup.budget_bytes = engine->plan().expert_budget, setup.expert_bytes = engine->plan().expert_total;
     setup.cached_share = cached;
     setup.setup_seconds = since();
+    if (options.warmup != "auto") setup.warm_up = warm_up(*engine, o_.common.quiet);
     {
       Sequence sequence(*engine, 1);
       const TokenId token = stream.at(0);
       sequence.feed(std::span(&token, 1));
     }
-    setup.first_token_seconds = since() - setup.setup_seconds;
+    setup.first_token_seconds = since() - setup.setup_seconds - setup.warm_up.seconds;
+    const auto recorder = start_trace(o_.trace, *engine, o_.common.model);
+    engine->set_recorder(nullptr);  // the timed runs alone
+    bool cold = true;
     for (const BenchTest& test : tests_) {
       log_->info("bench: {}, {} threads, {}, {}", test.name(), setup.threads, device_.cuda ? setup.device : isa,
                  options.expert_memory);
-      const BenchOptions how{o_.repetitions, !o_.no_warm_up, o_.profile};
+      const BenchOptions how{o_.repetitions, !o_.no_warm_up, cold, recorder.get(), o_.profile};
       report_.rows.push_back({setup, peaks, run_bench(*engine, test, stream, how)});
+      cold = false;
     }
+    if (recorder) recorder->close();
   }
 
   const BenchCommand& o_;
@@ -296,6 +304,13 @@ int run_bench_command(const BenchCommand& o) {
   EF_CHECK(o.repetitions >= 1 && o.repetitions <= 10000, ConfigError, "--repetitions: expected 1 to 10000, found {}",
            o.repetitions);
   EF_CHECK(o.text.empty() || o.seed == BenchCommand().seed, ConfigError, "--seed: has no effect with --text");
+  o.trace.check();
+  // A trace is of one engine.
+  const bool one = numbers(o.threads, "--threads").size() * split(o.isas, "--isa").size() *
+                       split(o.budgets, "--expert-memory").size() ==
+                   1;
+  EF_CHECK(o.trace.file.empty() || one, ConfigError,
+           "--record-trace: expected one value each of --threads, --isa and --expert-memory");
   if (o.dry_run) return print_plans(o);
   const BenchReport report = Bench(o).run();
   fmt::print("{}", written(report, o.output));

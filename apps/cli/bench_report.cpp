@@ -1,6 +1,7 @@
 #include "apps/cli/bench_report.h"
 
 #include "apps/cli/common.h"
+#include "expertflow/engine/metrics_json.h"
 
 namespace ef::cli {
 
@@ -54,6 +55,21 @@ Json peaks_json(const Peaks& p) {
           {"disk", disk}};
 }
 
+double hit_rate_of(const BenchSample& s) {
+  return s.hits + s.misses > 0 ? double(s.hits) / double(s.hits + s.misses) : 1;
+}
+
+// The first repetition beside the timed ones.
+Json cold_json(const BenchResult& result) {
+  if (!result.cold) return nullptr;
+  const BenchSample& s = *result.cold;
+  return {{"tokens_per_second", double(result.test.tokens()) / s.seconds()},
+          {"seconds", s.seconds()},
+          {"hit_rate", hit_rate_of(s)},
+          {"bytes_read", s.bytes_read},
+          {"stall_seconds", s.stall_seconds}};
+}
+
 Json samples_json(const BenchResult& result) {
   Json samples = Json::array();
   for (const BenchSample& s : result.samples)
@@ -105,6 +121,10 @@ Json row_json(const BenchRow& row) {
           {"expert_bytes", row.setup.expert_bytes},
           {"setup_seconds", row.setup.setup_seconds},
           {"first_token_seconds", row.setup.first_token_seconds},
+          {"warm_up",
+           {{"how", row.setup.warm_up.how},
+            {"experts", row.setup.warm_up.experts},
+            {"seconds", row.setup.warm_up.seconds}}},
           {"page_cache_share_at_start", row.setup.cached_share < 0 ? Json(nullptr) : Json(row.setup.cached_share)},
           {"tokens_per_second", spread_json(f.rate)},
           {"weight_bytes_per_token", f.weight_bytes_per_token},
@@ -124,6 +144,8 @@ Json row_json(const BenchRow& row) {
             {"stall_seconds_per_token", f.stall_per_token},
             {"clairvoyant_bytes_per_token", f.clairvoyant_per_token},
             {"clairvoyant_tokens_per_second", known(f.clairvoyant_rate)}}},
+          {"cold", cold_json(row.result)},
+          {"metrics", metrics_json(row.result.metrics, row.result.stats)},
           {"peaks", peaks_json(row.peaks)},
           {"samples", samples_json(row.result)},
           {"profile", profile_json(row.result.profile)}};
@@ -163,9 +185,25 @@ std::string peaks_text(const BenchReport& report) {
 
 std::string setup_text(const BenchRow& row) {
   const BenchSetup& s = row.setup;
-  return fmt::format(
+  std::string text = fmt::format(
       "setup {:.2f} s, first token {:.3f} s{}\n", s.setup_seconds, s.first_token_seconds,
       s.cached_share < 0 ? "" : fmt::format(", {:.0f} % of the files in the page cache before", 100 * s.cached_share));
+  if (!s.warm_up.how.empty() && s.warm_up.how != "off")
+    text += fmt::format("warm-up ({}): {} experts in {:.2f} s\n", s.warm_up.how, s.warm_up.experts, s.warm_up.seconds);
+  if (const auto& cold = row.result.cold;
+      cold && row.result.mean(&BenchSample::bytes_read) + double(cold->bytes_read) > 0)
+    text += fmt::format(
+        "cold: {:.2f} tok/s, hits {:.1f} %, in the first repetition of {}; warm: {:.2f} tok/s in those after it\n",
+        row.result.test.tokens() / cold->seconds(), 100 * hit_rate_of(*cold), row.result.test.name(),
+        spread_of(row.result.rates()).mean);
+  return text;
+}
+
+// What kept experts near, and what is to be done about it.
+std::string experts_text(const BenchRow& row) {
+  std::string text = fmt::format("\n{}, expert memory {}:\n", row.result.test.name(), memory_text(row.setup));
+  for (const std::string& line : metrics_lines(row.result.metrics, row.result.stats)) text += "- " + line + "\n";
+  return text;
 }
 
 // What the kernels of a step take beside the step.
@@ -259,6 +297,8 @@ std::string bench_markdown(const BenchReport& report) {
                           f.clairvoyant_rate > 0 ? fmt::format("{:.2f}", f.clairvoyant_rate) : "none");
     text += "\n";
   }
+  for (const BenchRow& row : report.rows)
+    if (row.result.mean(&BenchSample::bytes_read) > 0) text += experts_text(row);
   for (const BenchRow& row : report.rows)
     if (row.result.profile) text += profile_text(*row.result.profile, row.result.test.name());
   return text;

@@ -19,6 +19,7 @@ struct BenchSetup {
   uint64_t budget_bytes = 0, expert_bytes = 0;
   double setup_seconds = 0;        ///< from opening the files to the first step
   double first_token_seconds = 0;  ///< of the first step, one token, nothing in the fast tier
+  Engine::WarmUp warm_up;          ///< before the first step, if it was asked for
   double cached_share = -1;        ///< of the model's files, in the page cache before the setup
 };
 

@@ -7,6 +7,7 @@
 
 #include "expertflow/base/errors.h"
 #include "expertflow/base/io.h"
+#include "expertflow/base/output_file.h"
 
 namespace ef::cli {
 
@@ -69,6 +70,32 @@ std::unique_ptr<Engine> load_engine(std::unique_ptr<ModelFiles> files, bool quie
            human_bytes(plan.resident_bytes), human_bytes(plan.kv_bytes), engine->context_length(),
            human_bytes(plan.scratch_bytes));
   return engine;
+}
+
+Engine::WarmUp warm_up(Engine& engine, bool quiet) {
+  const bool tokens = engine.options().warmup == "tokens";
+  Progress progress("warming up", quiet, tokens ? "tokens" : "");
+  return engine.warm_up([&](uint64_t done, uint64_t total) { progress(done, total); });
+}
+
+void TraceOptions::check() const {
+  EF_CHECK(!hidden_states || !file.empty(), ConfigError, "--record-hidden: has an effect only with --record-trace");
+}
+
+std::unique_ptr<TraceRecorder> start_trace(const TraceOptions& options, Engine& engine, const std::string& model) {
+  if (options.file.empty()) return nullptr;
+  static const SteadyClock clock;
+  auto recorder = std::make_unique<TraceRecorder>(options.file, engine.files(), model, options.hidden_states, clock,
+                                                  [&engine] { return engine.stall_seconds(); });
+  engine.set_recorder(recorder.get());
+  return recorder;
+}
+
+void write_text(const std::string& path, std::string_view text) {
+  OutputFile out(path);
+  out.write(0, std::as_bytes(std::span(text)));
+  out.complete(text.size());
+  out.publish();
 }
 
 std::string read_named_file(const char* flag, const std::string& path, uint64_t max_bytes) {

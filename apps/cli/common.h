@@ -8,6 +8,7 @@
 #include "expertflow/base/log.h"
 #include "expertflow/base/options.h"
 #include "expertflow/engine/engine.h"
+#include "expertflow/engine/trace_recorder.h"
 
 namespace ef::cli {
 
@@ -50,6 +51,27 @@ std::unique_ptr<Engine> load_engine(const CommonOptions& common, const EngineOpt
 /// The same of files that are open already.
 std::unique_ptr<Engine> load_engine(std::unique_ptr<ModelFiles> files, bool quiet, const EngineOptions& options,
                                     const Log& log);
+
+/// As --warmup says, with progress.
+Engine::WarmUp warm_up(Engine& engine, bool quiet);
+
+/// Where a command records what its routers do.
+struct TraceOptions {
+  std::string file;
+  bool hidden_states = false;
+
+  template <class Visitor>
+  void for_each(Visitor&& visit) {
+    visit(file, {"--record-trace", "write what every router saw and chose to this file, for replay and training"});
+    visit(hidden_states, {"--record-hidden", "with the inputs of the MoE blocks: what predictors are trained on"});
+  }
+  void check() const;  ///< ConfigError if a flag has no effect
+};
+/// Null if no file was named. The engine's steps are recorded from now on; set_recorder(nullptr) ends that.
+std::unique_ptr<TraceRecorder> start_trace(const TraceOptions& options, Engine& engine, const std::string& model);
+
+/// DeviceError naming the file if it cannot be written.
+void write_text(const std::string& path, std::string_view text);
 
 /// A file that a flag names; ConfigError naming the flag if it cannot be read.
 std::string read_named_file(const char* flag, const std::string& path, uint64_t max_bytes = 256u << 20);

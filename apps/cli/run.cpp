@@ -12,7 +12,9 @@
 #include "apps/cli/sampling_options.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/generate.h"
+#include "expertflow/engine/metrics_json.h"
 #include "expertflow/engine/text_model.h"
+#include "expertflow/engine/trace_recorder.h"
 
 namespace ef::cli {
 
@@ -28,7 +30,9 @@ struct RunCommand {
   int64_t predict = -1;
   bool ignore_eos = false, no_display_prompt = false, conversation = false, no_conversation = false,
        single_turn = false, special = false;
-  bool dry_run = false, json = false, memory_report = false;
+  bool dry_run = false, json = false, memory_report = false, stats = false;
+  std::string stats_json;
+  TraceOptions trace;
 
   template <class Visitor>
   void for_each(Visitor&& visit) {
@@ -52,6 +56,9 @@ struct RunCommand {
     visit(tokenizer_pre, {"--tokenizer-pre", "use this pre-tokenizer instead of the GGUF's tokenizer.ggml.pre"});
     visit(dry_run, {"--dry-run", "print where memory would go, from the headers alone, and load nothing"});
     visit(json, {"--json", "print the plan of --dry-run as JSON"});
+    visit(stats, {"--stats", "say on stderr how experts were kept, predicted and read ahead (also with -v)"});
+    visit(stats_json, {"--stats-json", "write the same as JSON to this file"});
+    trace.for_each(visit);
     visit(memory_report, {"--memory-report", "say on stderr what memory was held, and for how long (also with -v)"});
   }
 };
@@ -77,9 +84,10 @@ void report(const GenerateResult& r, const Engine& engine, const ExpertStats& be
            human_bytes(after.bytes_read - before.bytes_read), after.evictions - before.evictions,
            after.stall_seconds - before.stall_seconds);
   if (const uint64_t ahead = after.ahead - before.ahead)
-    log.info("read ahead: {} experts, {} used ({} of them late), {} not wanted, {} cancelled in time", ahead,
-             after.ahead_used - before.ahead_used, after.ahead_late - before.ahead_late,
-             after.ahead_wasted - before.ahead_wasted, after.ahead_cancelled - before.ahead_cancelled);
+    log.info("read ahead: {} experts, {} used ({} of them late), {} not wanted, {} cancelled in time; prefetch {}",
+             ahead, after.ahead_used - before.ahead_used, after.ahead_late - before.ahead_late,
+             after.ahead_wasted - before.ahead_wasted, after.ahead_cancelled - before.ahead_cancelled,
+             after.foresight ? after.foresight->governor.reason() : "off");
   if (after.drift.checks > 0) log.info("{}", after.drift.text());
   const double busy = after.read_seconds - before.read_seconds;
   if (busy > 0)
@@ -114,12 +122,28 @@ class Runner {
   int run() {
     check_flags();
     const int code = answer();
+    end();
     for (const std::string& line : memory_report_lines(engine_->memory_report()))
       o_.memory_report ? log_->info("{}", line) : log_->debug("{}", line);
     return code;
   }
 
  private:
+  // What the run leaves: its trace, its statistics, its profile.
+  void end() {
+    if (recorder_) {
+      engine_->set_recorder(nullptr);
+      recorder_->close();
+      log_->info("trace: {} steps, {} tokens in {}", recorder_->steps(), recorder_->rows(), o_.trace.file);
+    }
+    const ExpertMetrics metrics = engine_->expert_metrics();
+    const ExpertStats stats = engine_->expert_stats();
+    for (const std::string& line : metrics_lines(metrics, stats))
+      o_.stats ? log_->info("{}", line) : log_->debug("{}", line);
+    if (!o_.stats_json.empty()) write_text(o_.stats_json, metrics_json(metrics, stats).dump(1) + "\n");
+    engine_->save_profile();
+  }
+
   int answer() {
     if (!o_.token_ids.empty()) return run_ids();
     EF_CHECK(tokenizer_.has_value(), ModelError, "{}: the model brings no tokenizer; give the prompt as --token-ids",
@@ -168,6 +192,9 @@ class Runner {
 
   void load() {
     engine_ = load_engine(o_.common, o_.engine, *log_);
+    // One answer is there sooner than what earlier ones used; a conversation has time to gain by it.
+    if (o_.engine.warmup != "auto" || chatting()) warm_up(*engine_, o_.common.quiet);
+    recorder_ = start_trace(o_.trace, *engine_, o_.common.model);
     generator_ = std::make_unique<Generator>(*engine_, tokenizer_ ? &*tokenizer_ : nullptr);
     install_interrupt_handler();
   }
@@ -276,6 +303,7 @@ class Runner {
   ChatTemplates templates_;
   SamplerConfig sampler_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<TraceRecorder> recorder_;
   std::unique_ptr<Generator> generator_;
 };
 
@@ -291,6 +319,7 @@ void add_run(CLI::App& app, int& exit_code) {
   command->callback([options, &exit_code] {
     options->common.check();
     EF_CHECK(options->dry_run || !options->json, ConfigError, "--json: has an effect only with --dry-run");
+    options->trace.check();
     EF_CHECK(!options->dry_run || !options->memory_report, ConfigError,
              "--memory-report: has no effect with --dry-run");
     exit_code = options->dry_run ? print_plan(*options) : Runner(*options).run();

@@ -225,7 +225,7 @@ void Api::dashboard(const Call& call) {
              {"misses", s.experts.misses},
              {"bytes_read", s.experts.bytes_read},
              {"stall_seconds", s.experts.stall_seconds},
-             {"distance", engine.options().read_ahead},
+             {"distance", s.experts.foresight ? Json(s.experts.foresight->horizon) : Json(nullptr)},
              {"expert_budget", std::min(engine.plan().expert_budget, engine.plan().expert_total)},
              {"expert_total", engine.plan().expert_total},
              {"layers", layers}});

@@ -17,12 +17,15 @@ class Cached final : public CachedExperts {
         pipeline_(pipeline),
         backend_(backend),
         clock_(clock),
-        options_(options) {}
+        options_(options) {
+    use_.resize(config.layers.size());
+    for (const LayerExperts& layer : store.layers()) use_[size_t(layer.layer)].resize(layer.count());
+  }
   ~Cached() override { close_step(); }
 
   void begin_step() override {
-    close_step();                                  // one that ended with an exception
-    if (forecast_) pipeline_.cancel_prefetches();  // what it left in the queue
+    close_step();                               // one that ended with an exception
+    if (ahead_) pipeline_.cancel_prefetches();  // what it left in the queue
     step_ = cache_.begin_step();
     ++stats_.steps;
   }
@@ -32,7 +35,8 @@ class Cached final : public CachedExperts {
   }
   void run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) override;
   CachedExpertsStats stats() const override { return stats_; }
-  void set_forecast(ExpertForecast* forecast) override { forecast_ = forecast; }
+  const ExpertUse& use() const override { return use_; }
+  void set_ahead(ExpertsAhead* ahead) override { ahead_ = ahead; }
 
  private:
   struct Ready {  // resident and pinned, to be computed
@@ -47,7 +51,8 @@ class Cached final : public CachedExperts {
     float* expert_out = nullptr;
     Stream* stream = nullptr;
     int top_k = 0;
-    int64_t rows = 0;
+    RoutingView host;    // the event's choices
+    bool whole = false;  // of all rows of the step
     std::vector<ExpertCache::Grant> granted;
     std::vector<ExpertId> deferred;  // still without a slot
     std::vector<Ready> ready;
@@ -63,11 +68,10 @@ class Cached final : public CachedExperts {
     if (step_ != 0) cache_.end_step(step_);
     step_ = 0;
   }
-  void run_rows(LayerId layer, const float* x, const RoutingView& host, const float* weights, float* out,
+  void run_rows(LayerId layer, const float* x, const RoutingView& host, bool whole, const float* weights, float* out,
                 Stream& stream);
   void serve(Event& event);
   void cancel_unwanted(const Event& event);
-  void read_ahead(const Event& event);
   void start_copies(Event& event);
   void compute_ready(Event& event);
   void await_copies(Event& event);
@@ -82,8 +86,8 @@ class Cached final : public CachedExperts {
   const Clock& clock_;
   CachedExpertsOptions options_;
   StepId step_ = 0;
-  ExpertForecast* forecast_ = nullptr;
-  std::vector<ExpertKey> likely_;
+  ExpertsAhead* ahead_ = nullptr;
+  ExpertUse use_;
   Buffer scratch_;
   std::vector<int32_t> host_ids_;
   CachedExpertsStats stats_;
@@ -105,16 +109,20 @@ void Cached::run(LayerId layer, const float* x, const RoutingView& routing, cons
   for (int64_t row = 0; row < routing.tokens; row += block) {
     const int64_t rows = std::min(block, routing.tokens - row), at = row * routing.top_k;
     const RoutingView host{rows, routing.top_k, host_ids_.data() + at, nullptr};
-    run_rows(layer, x + row * config_.hidden, host, routing.weights + at, out.out + row * config_.hidden, stream);
+    run_rows(layer, x + row * config_.hidden, host, rows == routing.tokens, routing.weights + at,
+             out.out + row * config_.hidden, stream);
   }
   if (out.add_to) backend_.add_scaled(stream, out.add_to, out.out, out.add_scale, routing.tokens * config_.hidden);
 }
 
-void Cached::run_rows(LayerId layer, const float* x, const RoutingView& host, const float* weights, float* out,
-                      Stream& stream) {
+void Cached::run_rows(LayerId layer, const float* x, const RoutingView& host, bool whole, const float* weights,
+                      float* out, Stream& stream) {
   const AssignmentGroups groups = group_assignments(host, store_.experts(layer));
   std::vector<int32_t> tokens(groups.experts.size());
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = int32_t(groups.of(i).size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = int32_t(groups.of(i).size());
+    use_[size_t(layer)][size_t(groups.experts[i])] += uint64_t(tokens[i]);
+  }
   Event event;
   event.request = {step_, layer, groups.experts, tokens, host.tokens >= options_.transient_rows, host.tokens};
   event.groups = &groups;
@@ -122,7 +130,8 @@ void Cached::run_rows(LayerId layer, const float* x, const RoutingView& host, co
   event.expert_out = scratch(uint64_t(host.tokens) * uint64_t(host.top_k) * uint64_t(config_.hidden));
   event.stream = &stream;
   event.top_k = host.top_k;
-  event.rows = host.tokens;
+  event.host = host;
+  event.whole = whole;
   ++stats_.layer_events;
   serve(event);
   backend_.combine(stream, {host.tokens, config_.hidden, host.top_k, event.expert_out, weights, out});
@@ -130,10 +139,14 @@ void Cached::run_rows(LayerId layer, const float* x, const RoutingView& host, co
 }
 
 void Cached::serve(Event& event) {
-  if (forecast_) cancel_unwanted(event);
+  const bool ahead = ahead_ && event.whole;
+  if (ahead) {
+    ahead_->on_event(event.request.layer, event.groups->experts);
+    cancel_unwanted(event);
+  }
   cache_.open(event.request, event.granted, event.deferred);
   start_copies(event);
-  if (forecast_ && event.rows <= options_.forecast_rows) read_ahead(event);
+  if (ahead) ahead_->look(event.request.layer, event.host);
   for (;;) {
     compute_ready(event);
     if (event.error) std::rethrow_exception(event.error);  // pins end with the step
@@ -160,23 +173,6 @@ void Cached::cancel_unwanted(const Event& event) {
   pipeline_.cancel_prefetches([&](ExpertKey key) {
     return key.layer == event.request.layer && !std::binary_search(wanted.begin(), wanted.end(), key.expert);
   });
-}
-
-// Behind this layer's own copies, which are on their way already.
-void Cached::read_ahead(const Event& event) {
-  forecast_->forecast(event.request.layer, event.rows, *event.stream, likely_);
-  const auto most = uint64_t(options_.forecast_share * double(cache_.pool_bytes()));
-  uint64_t held = cache_.reserved_bytes();
-  std::vector<Copy> copies;
-  for (const ExpertKey key : likely_) {
-    const uint64_t bytes = cache_.geometry().footprint(key.layer);
-    if (held + bytes > most) break;
-    const auto grant = cache_.reserve(key, event.request.layer);
-    if (!grant) continue;
-    held += bytes;
-    copies.push_back({key, grant->slot});
-  }
-  pipeline_.submit(copies, CopyPriority::kPrefetch);
 }
 
 void Cached::start_copies(Event& event) {
@@ -286,8 +282,30 @@ ExpertTier::ExpertTier(const Config& config, const ExpertStore& store, Backend& 
   std::byte* begin = memory_.data() + (page - reinterpret_cast<uintptr_t>(memory_.data()) % page) % page;
   cache_ =
       std::make_unique<ExpertCache>(std::move(geometry), std::move(policy), std::span(begin, bytes), options.cache);
-  pipeline_ = std::make_unique<CopyPipeline>(reader_, *cache_, clock, options.pipeline);
+  if (options.bytes_per_second > 0) paced_ = std::make_unique<PacedReader>(reader_, options.bytes_per_second, clock);
+  ExpertReader& reader = paced_ ? static_cast<ExpertReader&>(*paced_) : reader_;
+  pipeline_ = std::make_unique<CopyPipeline>(reader, *cache_, clock, options.pipeline);
   experts_ = make_cached_experts(config, store, *cache_, *pipeline_, backend, clock, options.experts);
+}
+
+size_t ExpertTier::warm_up(std::span<const ExpertKey> keys, const std::function<void(uint64_t, uint64_t)>& progress) {
+  std::vector<ExpertKey> placed;
+  uint64_t total = 0, done = 0;
+  for (const ExpertKey key : keys) {
+    const auto grant = cache_->preload(key);
+    if (!grant) continue;
+    const Copy copy{key, grant->slot};
+    pipeline_->submit({&copy, 1}, CopyPriority::kDemand);
+    placed.push_back(key);
+    total += cache_->geometry().footprint(key.layer);
+  }
+  size_t came = 0;
+  for (const ExpertKey key : placed) {
+    cache_->wait_any({&key, 1});
+    came += cache_->look(key).state == ExpertState::kResident;
+    if (progress) progress(done += cache_->geometry().footprint(key.layer), total);
+  }
+  return came;
 }
 
 }  // namespace ef

@@ -11,16 +11,23 @@
 #include "expertflow/model/experts.h"
 #include "expertflow/transfer/copy_pipeline.h"
 #include "expertflow/transfer/disk_reader.h"
+#include "expertflow/transfer/paced_reader.h"
 
 namespace ef {
 
-/// Guesses which experts layers further on will want. A hint: nothing depends on its being right.
-class ExpertForecast {
+/// Looks ahead while layers run. What it has copied is a hint: nothing depends on its being right. Called for events
+/// whose rows are all served at once.
+class ExpertsAhead {
  public:
-  virtual ~ExpertForecast() = default;
-  /// Called while the copies of `layer`, of which a step runs so many rows, are under way; likeliest first.
-  virtual void forecast(LayerId layer, int64_t rows, Stream& stream, std::vector<ExpertKey>& likely) = 0;
+  virtual ~ExpertsAhead() = default;
+  /// A layer asks for these experts, ascending; nothing of the event has been placed or queued yet.
+  virtual void on_event(LayerId layer, std::span<const ExpertId> wanted) = 0;
+  /// The layer's own copies are under way. host: the step's choices, without weights.
+  virtual void look(LayerId layer, const RoutingView& host) = 0;
 };
+
+/// Rows that chose each expert: [layer][expert]; dense layers are empty.
+using ExpertUse = std::vector<std::vector<uint64_t>>;
 
 struct CachedExpertsOptions {
   /// Rows of a layer event from which it counts as prefill: what it brings in leaves first (ExpertCacheOptions).
@@ -28,10 +35,6 @@ struct CachedExpertsOptions {
   /// Outputs of a layer before they are combined, [rows * top_k, hidden] floats: larger chunks are run in blocks of
   /// rows.
   uint64_t scratch_bytes = 32 << 20;
-  /// A forecast is asked for events of at most so many rows: more of them want nearly every expert anyway.
-  int64_t forecast_rows = 8;
-  /// Share of the pool that experts may hold which a forecast named and no layer has asked for yet.
-  double forecast_share = 0.25;
   /// For tests: everything leaves at the end of each step and comes back elsewhere.
   bool evict_every_step = false;
 };
@@ -45,8 +48,10 @@ struct CachedExpertsStats {
 class CachedExperts : public Experts {
  public:
   virtual CachedExpertsStats stats() const = 0;
+  /// Since the beginning.
+  virtual const ExpertUse& use() const = 0;
   /// Null: none. It must outlive its use. Between steps.
-  virtual void set_forecast(ExpertForecast* forecast) = 0;
+  virtual void set_ahead(ExpertsAhead* ahead) = 0;
 };
 
 /// All arguments must outlive the result. The cache's geometry is that of the store.
@@ -60,7 +65,8 @@ struct ExpertTierOptions {
   std::string policy = "next-use";
   ExpertCacheOptions cache;
   CopyPipelineOptions pipeline;
-  DiskReaderOptions disk;  ///< lanes: those of the pipeline's workers
+  DiskReaderOptions disk;       ///< lanes: those of the pipeline's workers
+  double bytes_per_second = 0;  ///< that reads may take at most; 0: as many as come
   CachedExpertsOptions experts;
 };
 class ExpertTier {
@@ -70,12 +76,16 @@ class ExpertTier {
   ExpertTier(const Config& config, const ExpertStore& store, Backend& backend, const Clock& clock,
              const ExpertTierOptions& options);
   CachedExperts& experts() { return *experts_; }
+  /// Fills free memory with these, the first ones first, as far as it goes; progress(done, total) in bytes may be
+  /// empty. What cannot be read is left out. Returns how many came. Between steps.
+  size_t warm_up(std::span<const ExpertKey> keys, const std::function<void(uint64_t, uint64_t)>& progress = {});
   ExpertCache& cache() { return *cache_; }
   CopyPipeline& pipeline() { return *pipeline_; }
   const DiskReader& reader() const { return reader_; }
 
  private:
   DiskReader reader_;
+  std::unique_ptr<PacedReader> paced_;
   Buffer memory_;
   std::unique_ptr<ExpertCache> cache_;
   std::unique_ptr<CopyPipeline> pipeline_;

@@ -4,19 +4,13 @@
 
 #include "expertflow/base/errors.h"
 #include "expertflow/base/topology.h"
-#include "expertflow/engine/cached_experts.h"
 #include "expertflow/engine/device.h"
-#include "expertflow/engine/predictor_forecast.h"
+#include "expertflow/engine/engine_tiers.h"
+#include "expertflow/engine/observers.h"
+#include "expertflow/engine/prefetch_options.h"
 #include "expertflow/engine/tune.h"
 
 namespace ef {
-
-struct Engine::Tiers {
-  std::unique_ptr<Experts> all_resident;
-  std::unique_ptr<PredictorForecast> ahead;  // used by the tier until that is gone
-  std::unique_ptr<ExpertTier> tier;
-  Experts& experts() { return all_resident ? *all_resident : tier->experts(); }
-};
 
 namespace {
 
@@ -31,8 +25,6 @@ void check(const EngineOptions& o) {
            kMaxContext, o.ctx_size);
   EF_CHECK(o.io_threads >= 1 && o.io_threads <= kMaxThreads, ConfigError, "io-threads: expected 1 to {}, found {}",
            kMaxThreads, o.io_threads);
-  EF_CHECK(o.read_ahead >= 0 && o.read_ahead <= kMaxLayers, ConfigError, "read-ahead: expected 0 to {}, found {}",
-           kMaxLayers, o.read_ahead);
   EF_CHECK(o.drift_check >= 0, ConfigError, "drift-check: expected at least 0, found {}", o.drift_check);
   EF_CHECK(o.io_depth >= 1 && o.io_depth <= kMaxThreads, ConfigError, "io-depth: expected 1 to {}, found {}",
            kMaxThreads, o.io_depth);
@@ -42,6 +34,11 @@ void check(const EngineOptions& o) {
            o.autotune);
   parse_io(o.io);
   parse_direct_io(o.direct_io);
+  parse_io_limit(o.io_limit);
+  parse_horizon(o.prediction_horizon);
+  parse_prefetch_mode(o.async_prefetch);
+  EF_CHECK(o.warmup == "auto" || o.warmup == "profile" || o.warmup == "tokens" || o.warmup == "off", ConfigError,
+           "warmup: expected auto, profile, tokens or off, found \"{}\"", o.warmup);
   EF_CHECK(o.cache_type_k == o.cache_type_v, ConfigError,
            "cache-type-v: keys and values are cached in one type, found {} and {}", o.cache_type_k, o.cache_type_v);
   EF_CHECK(o.offload_device == "disk", ConfigError,
@@ -60,6 +57,15 @@ std::unique_ptr<ThreadPool> make_pool(const EngineOptions& o) {
            "pin-threads: {} threads cannot be bound to {} processors", threads, processors.size());
   return std::make_unique<ThreadPool>(threads, processors);
 }
+
+// Tells on every way out that a step has ended.
+struct StepEnd {
+  Foresight* foresight;
+  int uncaught = std::uncaught_exceptions();
+  ~StepEnd() {
+    if (foresight) foresight->end_step(std::uncaught_exceptions() > uncaught);
+  }
+};
 
 }  // namespace
 
@@ -117,7 +123,7 @@ Engine::Engine(std::unique_ptr<ModelFiles> files, const EngineOptions& options, 
   state_ = std::make_unique<State>(c, *backend_, options_.ubatch, logit_rows(options_));
   if (plan_.reserved && options_.autotune == "on")
     tune_backend(*backend_, *stream_, *model_, tiers_->experts(), tuning_file(), log_);
-  wire_read_ahead();
+  wire_foresight();
 }
 
 Engine::~Engine() = default;
@@ -149,24 +155,51 @@ void Engine::build_experts() {
     tier.disk.io = parse_io(options_.io);
     tier.disk.direct = parse_direct_io(options_.direct_io);
     tier.disk.depth = options_.io_depth;
+    tier.bytes_per_second = parse_io_limit(options_.io_limit);
     tiers->tier = std::make_unique<ExpertTier>(files_->config, *files_->store, *backend_, clock_, tier);
   }
   tiers_ = std::move(tiers);
 }
 
-// Where every expert finds room there is nothing to run ahead of.
-void Engine::wire_read_ahead() {
-  if (!tiers_->tier || options_.read_ahead == 0) return;
-  const ExpertCache& cache = tiers_->tier->cache();
+// auto: what was trained on this model and lies beside it, else the rule without training.
+PredictorChoice Engine::choose_predictor() const {
+  if (options_.predictor != "auto") return ef::choose_predictor(options_.predictor, *files_);
+  std::filesystem::path file = files_->checkpoint.path;
+  file = std::filesystem::is_directory(file) ? file / "predictor.gguf" : file.replace_extension(".predictor.gguf");
+  if (!std::filesystem::exists(file)) return {"gate-ahead", nullptr};
+  try {
+    return ef::choose_predictor(file.string(), *files_);
+  } catch (const ModelError& error) {
+    log_.warn("predictor ignored: {}", error.what());
+    return {"gate-ahead", nullptr};
+  }
+}
+
+// Where every expert finds room there is nothing to look ahead for.
+void Engine::wire_foresight() {
+  if (!tiers_->tier) return;
+  ExpertCache& cache = tiers_->tier->cache();
+  ForesightOptions options = foresight_options(options_, config(), cache.geometry(), cache.pool_bytes());
   if (cache.pool_bytes() >= cache.geometry().total_footprint()) return;
-  const int64_t rows = std::min<int64_t>(CachedExpertsOptions{}.forecast_rows, state_->max_rows);
-  auto predictor = make_predictor("gate-ahead", {*model_, *backend_, rows, options_.read_ahead});
-  // Of the less likely a third is wrong (the demo widened): they cost the disk more than they save.
-  CandidateRules rules;
-  rules.all = {.mass = 1, .least_probability = 0.5f, .most = int(rows) * ((config().router.top_k + 1) / 2)};
-  tiers_->ahead =
-      std::make_unique<PredictorForecast>(std::move(predictor), *model_, *state_, options_.read_ahead, rows, rules);
-  tiers_->tier->experts().set_forecast(tiers_->ahead.get());
+  if (options.governor.mode == PrefetchMode::kOff) return;
+  options.governor.most_rows = std::min<int64_t>(options.governor.most_rows, state_->max_rows);
+  PredictorChoice choice = choose_predictor();
+  tiers_->trained = std::move(choice.trained);
+  const int horizon = options.horizon > 0 ? options.horizon : options.controller.most;
+  tiers_->predictor = make_predictor(choice.name, {*model_, *backend_, options.governor.most_rows,
+                                                   layers_holding(horizon, config()), tiers_->trained.get()});
+  tiers_->foresight = std::make_unique<Foresight>(config(), *state_, *tiers_->predictor, *stream_, cache,
+                                                  tiers_->tier->pipeline(), tiers_->tier->experts(), clock_, options);
+  tiers_->tier->experts().set_ahead(tiers_->foresight.get());
+}
+
+void Engine::set_prefetch(const std::string& async_prefetch, const std::string& predictor, const std::string& horizon) {
+  options_.async_prefetch = async_prefetch, options_.predictor = predictor, options_.prediction_horizon = horizon;
+  if (tiers_->tier) tiers_->tier->experts().set_ahead(nullptr);
+  tiers_->foresight.reset();
+  tiers_->predictor.reset();
+  tiers_->trained.reset();
+  wire_foresight();
 }
 
 void Engine::log_io(const IoState& state) const {
@@ -177,9 +210,23 @@ void Engine::log_io(const IoState& state) const {
 std::span<const float> Engine::run(const Batch& batch, int top) {
   EF_CHECK(tiers_ != nullptr, DeviceError,
            "the experts' memory was given up and could not be had again; load the model anew");
-  StepContext context{*model_, *rope_, *backend_, *stream_, tiers_->experts(), *kv_, *state_, observer_};
+  Observers observers({tiers_->foresight.get(), observer_, recorder_});
+  StepContext context{*model_,           *rope_, *backend_, *stream_,
+                      tiers_->experts(), *kv_,   *state_,   observers.empty() ? nullptr : &observers};
   regions_->set_time(++steps_);
-  return forward(context, batch, top);
+  const Duration begin = clock_.now();
+  const StepEnd end{tiers_->foresight.get()};
+  const std::span<const float> logits = forward(context, batch, top);
+  rows_ += uint64_t(batch.rows());
+  if (batch.rows() <= GovernorOptions{}.most_rows) note_latency(seconds(clock_.now() - begin));
+  return logits;
+}
+
+void Engine::note_latency(double seconds) {
+  constexpr size_t kKept = 1024;
+  if (latencies_.size() < kKept) latencies_.resize(latencies_.size() + 1);
+  latencies_[next_latency_] = seconds;
+  next_latency_ = (next_latency_ + 1) % kKept;
 }
 
 std::span<const float> Engine::step(const Batch& batch) { return run(batch, 0); }
@@ -199,6 +246,7 @@ void Engine::set_expert_memory(const std::string& budget) {
   const std::string before = options_.expert_memory;
   stream_->forget_recordings();
   tiers_.reset();  // before the new one: never both
+  saved_use_.clear(), rows_ = 0;
   const auto build = [this](const std::string& text) {
     options_.expert_memory = text;
     plan_experts_anew(plan_, *files_, options_);
@@ -208,10 +256,10 @@ void Engine::set_expert_memory(const std::string& budget) {
     build(budget);
   } catch (...) {
     build(before);
-    wire_read_ahead();
+    wire_foresight();
     throw;
   }
-  wire_read_ahead();
+  wire_foresight();
 }
 
 ExpertStats Engine::expert_stats() const {
@@ -230,6 +278,10 @@ ExpertStats Engine::expert_stats() const {
   stats.ahead_late = cache.reserved_late;
   stats.ahead_wasted = cache.reserved_wasted;
   stats.ahead_cancelled = copies.cancelled;
+  stats.ahead_bytes = copies.bytes_ahead;
+  stats.wasted_bytes = cache.reserved_evicted_bytes + copies.bytes_cancelled;
+  stats.cache_utilization = double(cache.bytes_in_use) / double(cache.pool_bytes);
+  if (tiers_->foresight) stats.foresight = tiers_->foresight->stats();
   stats.read_seconds = copies.busy_seconds;
   stats.read_retries = copies.retries;
   stats.checksum_rereads = tiers_->tier->reader().rereads();
@@ -251,6 +303,32 @@ std::vector<uint8_t> Engine::expert_states(LayerId layer) const {
   for (size_t e = 0; e < states.size(); ++e)
     states[e] = uint8_t(tiers_->tier->cache().look({layer, ExpertId(e)}).state);
   return states;
+}
+
+ExpertMetrics Engine::expert_metrics() const {
+  const ExpertStats stats = expert_stats();
+  ExpertMetrics m;
+  m.hit_rate = stats.hit_rate();
+  m.hits = stats.hits, m.misses = stats.misses, m.evictions = stats.evictions;
+  const uint64_t asked = stats.hits + stats.misses;
+  m.expert_swap_rate = asked > 0 ? double(stats.evictions) / double(asked) : 0;
+  if (tiers_ && tiers_->tier) m.cache_utilization = stats.cache_utilization;
+  m.p50_latency = percentile(latencies_, 0.50);
+  m.p95_latency = percentile(latencies_, 0.95);
+  m.p99_latency = percentile(latencies_, 0.99);
+  m.prefetch_bytes = stats.ahead_bytes, m.wasted_bytes = stats.wasted_bytes;
+  m.demand_bytes = stats.bytes_read - stats.ahead_bytes;
+  m.stall_seconds = stats.stall_seconds;
+  if (stats.foresight) {
+    m.prediction = stats.foresight->prediction;
+    m.by_distance = stats.foresight->by_distance;
+    if (m.prediction.events > 0) m.prediction_hit_rate = m.prediction.recall_at_m();
+  }
+  return m;
+}
+
+double Engine::stall_seconds() const {
+  return tiers_ && tiers_->tier ? tiers_->tier->experts().stats().stall_seconds : 0.;
 }
 
 MemoryReport Engine::memory_report() const {

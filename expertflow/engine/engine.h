@@ -12,7 +12,9 @@
 #include "expertflow/base/log.h"
 #include "expertflow/base/thread_pool.h"
 #include "expertflow/engine/engine_options.h"
+#include "expertflow/engine/foresight.h"
 #include "expertflow/engine/memory_plan.h"
+#include "expertflow/engine/predictor_file.h"
 #include "expertflow/model/model.h"
 
 namespace ef {
@@ -35,7 +37,10 @@ struct ExpertStats {
   double stall_seconds = 0;  ///< compute waited for reads
   // read ahead: experts, of which asked for, still on their way then; not asked for; taken back before they were read
   uint64_t ahead = 0, ahead_used = 0, ahead_late = 0, ahead_wasted = 0, ahead_cancelled = 0;
-  DriftStats drift;  ///< of backends whose arithmetic is checked while they run
+  uint64_t ahead_bytes = 0, wasted_bytes = 0;  ///< read ahead; of them and of what was cancelled, never used
+  double cache_utilization = 1;                ///< share of the fast tier that holds experts
+  std::optional<ForesightStats> foresight;     ///< nothing where there is nothing to look ahead for
+  DriftStats drift;                            ///< of backends whose arithmetic is checked while they run
   double hit_rate() const { return hits + misses ? double(hits) / double(hits + misses) : 1.0; }
 };
 
@@ -71,23 +76,43 @@ class Engine {
   /// A step that gives the largest logits alone: cheaper by the copy of the others, and by looking through them.
   TopLogits step_top(const Batch& batch, int top);
   void set_observer(StepObserver* observer) { observer_ = observer; }
+  /// A second observer beside it, for traces.
+  void set_recorder(StepObserver* recorder) { recorder_ = recorder; }
 
   /// Replaces the experts' tier by one with another budget ("50%", bytes, "min"); statistics restart. Between steps.
   /// ConfigError if it cannot work; the budget before stays then.
   void set_expert_memory(const std::string& budget);
+  /// What the flags of the same names say, from now on. Between steps. ConfigError as for them; all is off then.
+  void set_prefetch(const std::string& async_prefetch, const std::string& predictor, const std::string& horizon);
   ExpertStats expert_stats() const;
   /// Whether using the expert now costs no copy. From any thread between changes of the budget.
   bool expert_is_near(ExpertKey key) const;
   /// By expert of the layer: 0 absent, 1 in flight, 2 resident; empty for dense layers. As expert_is_near().
   std::vector<uint8_t> expert_states(LayerId layer) const;
+  /// The same under the names of dashboards, with latencies (expert_metrics.h).
+  ExpertMetrics expert_metrics() const;
+  /// Compute waited for experts, since the tier was built.
+  double stall_seconds() const;
+  /// As --warmup says: from the profile, by computing a few tokens, or not at all. Before the first step.
+  struct WarmUp {
+    std::string how;  ///< "profile", "tokens", "off"
+    size_t experts = 0;
+    double seconds = 0;
+  };
+  WarmUp warm_up(const std::function<void(uint64_t, uint64_t)>& progress = {});
+  /// Adds this run's use of experts to the profile of --expert-profile. Says so on the log, and why if it cannot.
+  void save_profile();
   MemoryReport memory_report() const;
 
  private:
   std::span<const float> run(const Batch& batch, int top);
+  void note_latency(double seconds);
   void reserve_regions();
   void build_experts();
   void log_io(const IoState& state) const;
-  void wire_read_ahead();
+  void wire_foresight();
+  PredictorChoice choose_predictor() const;
+  std::filesystem::path profile_path() const;
   EngineOptions options_;
   const Log& log_;
   SteadyClock clock_;
@@ -103,8 +128,11 @@ class Engine {
   std::unique_ptr<State> state_;
   struct Tiers;  // cache, copy pipeline, experts
   std::unique_ptr<Tiers> tiers_;
-  StepObserver* observer_ = nullptr;
-  uint64_t steps_ = 0;
+  StepObserver *observer_ = nullptr, *recorder_ = nullptr;
+  uint64_t steps_ = 0, rows_ = 0;
+  std::vector<double> latencies_;  // of the latest steps of few rows, a ring
+  size_t next_latency_ = 0;
+  ExpertUse saved_use_;  // what the profile has already
 };
 
 }  // namespace ef

@@ -23,7 +23,10 @@ struct EngineOptions {
   std::string autotune = "on";
   std::string io = "auto", direct_io = "auto";
   int io_threads = 4, io_depth = 32;
-  int read_ahead = 1;
+  std::string io_limit = "none";
+  std::string predictor = "auto", prediction_horizon = "auto", async_prefetch = "auto", layer_wise_config;
+  int prediction_topk = 0;
+  std::string warmup = "auto", expert_profile = "auto";
   int64_t ctx_size = -1;
   int parallel = 1;
   int batch_size = 2048, ubatch = 512;
@@ -66,8 +69,25 @@ struct EngineOptions {
     visit(direct_io, {"--direct-io", "read experts around the page cache: on, off, or auto (where it is allowed)"});
     visit(io_threads, {"--io-threads", "experts that are read from the slow tier at once, a thread each"});
     visit(io_depth, {"--io-depth", "reads that are with the kernel at once (io_uring)"});
-    visit(read_ahead,
-          {"--read-ahead", "layers ahead whose experts are guessed and read while a token is computed; 0: none"});
+    visit(io_limit, {"--io-limit", "bytes a second that reading experts may take: 500MB, or none"});
+    visit(predictor,
+          {"--predictor",
+           "what guesses the experts of layers to come: a name, a file that train-predictor wrote, or auto"});
+    visit(prediction_horizon, {"--prediction-horizon,--read-ahead",
+                               "layers ahead that are guessed: auto (as the link needs), or 0 (none) to N"});
+    visit(prediction_topk,
+          {"--prediction-topk", "guesses a layer at most; 0: as many as are likely, up to twice the router's choice"});
+    visit(async_prefetch,
+          {"--async-prefetch",
+           "read guessed experts while a token is computed: on, off, or auto (where trials show a gain)"});
+    visit(layer_wise_config,
+          {"--layer-wise-config", "guesses by layer: a JSON file, or the JSON itself; see docs/guide.md"});
+    visit(warmup,
+          {"--warmup",
+           "fill the fast tier before the first token: profile (experts that earlier runs used most), tokens (by "
+           "computing a few), off, or auto (profile if there is one)"});
+    visit(expert_profile, {"--expert-profile",
+                           "where use of experts is remembered: a file, off, or auto (in the user's cache folder)"});
     visit(ctx_size, {"-c,--ctx-size",
                      "tokens of context, all sequences together; 0: as many as the model was made for, -1: that, but "
                      "at most 4096"});

@@ -1,10 +1,11 @@
 #include "expertflow/engine/tune.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <random>
 #include <set>
 #include <tuple>
+
+#include "expertflow/base/user_cache.h"
 
 namespace ef {
 
@@ -63,12 +64,7 @@ class Inputs {
 
 }  // namespace
 
-std::filesystem::path tuning_file() {
-  const auto set = [](const char* name) { return std::getenv(name) && *std::getenv(name); };
-  if (set("XDG_CACHE_HOME")) return std::filesystem::path(std::getenv("XDG_CACHE_HOME")) / "expertflow" / "tuning.json";
-  if (set("HOME")) return std::filesystem::path(std::getenv("HOME")) / ".cache" / "expertflow" / "tuning.json";
-  return {};
-}
+std::filesystem::path tuning_file() { return user_cache_file("tuning.json"); }
 
 uint64_t tuning_bytes(const Config& config, const Binding& binding) {
   int64_t cols = config.hidden, outputs = config.hidden;

@@ -236,6 +236,30 @@ void compare_fast(const std::filesystem::path& model, const VerifyOptions& o, co
   }
 }
 
+// Prefetch at its most daring, by each predictor: at half the budget, where experts come and leave.
+void compare_predictors(Engine& engine, const VerifyOptions& o, const std::vector<Plan>& plans,
+                        const std::vector<Trace>& expected, const std::function<void(VerifyCheck)>& add) {
+  std::vector<std::string> names;
+  for (const PredictorInfo& info : predictors())
+    if (!info.trained) names.emplace_back(info.name);
+  if (std::find(names.begin(), names.end(), o.engine.predictor) == names.end()) names.push_back(o.engine.predictor);
+  const auto half =
+      std::find_if(plans.begin(), plans.end(), [&](const Plan& p) { return p.budget != plans[0].budget; });
+  engine.set_expert_memory(half->budget);
+  for (const std::string& name : names) {
+    engine.set_prefetch("on", name, "3");
+    if (o.before_runs) o.before_runs(engine);
+    VerifyCheck check;
+    check.name = fmt::format("budget {}, prefetch on, predictor {}", half->budget, name);
+    const ExpertStats before = engine.expert_stats();
+    compare(expected, run(engine, o, 1, 0), check);
+    ExpertStats stats = engine.expert_stats();
+    stats.hits -= before.hits, stats.misses -= before.misses;
+    check.hit_rate = stats.hit_rate();
+    add(std::move(check));
+  }
+}
+
 std::string describe(const Engine& engine, const Plan& plan) {
   return fmt::format("budget {} ({:.1f} MiB), batch {}, {}", plan.budget,
                      double(engine.plan().expert_budget) / (1 << 20), plan.batch,
@@ -302,6 +326,7 @@ VerifyReport verify(const std::filesystem::path& model, const VerifyOptions& ask
       check.hit_rate = stats.hit_rate();
       add(std::move(check));
     }
+    if (!device) compare_predictors(engine, o, plans, expected, add);
   }
   if (o.reference) compare_arithmetic(model, o, expected, log, add);
   if (device && !asked.engine.batch_invariant) compare_fast(model, o, expected, log, add);

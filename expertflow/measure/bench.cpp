@@ -299,13 +299,20 @@ BenchResult run_bench(Engine& engine, const BenchTest& test, const TokenStream& 
   }
   Runner runner(engine, test, stream);
   const bool observed = engine.backend().memory_is_host();
-  if (options.warm_up) runner.repetition(0, observed);
-  runner.forget_events();
   BenchResult result;
   result.test = test;
+  if (options.warm_up) {
+    const BenchSample first = runner.repetition(0, observed);
+    if (options.cold && observed) result.cold = first;
+  }
+  runner.forget_events();
+  engine.set_recorder(options.recorder);
   const uint64_t counted = observed ? 0 : runner.count_experts(1);
   for (int i = 1; i <= options.repetitions; ++i)
     result.samples.push_back(runner.repetition(uint64_t(i), observed, counted));
+  engine.set_recorder(nullptr);
+  result.metrics = engine.expert_metrics();
+  result.stats = engine.expert_stats();
   result.operations = runner.operations();
   if (observed) result.clairvoyant_bytes = runner.clairvoyant_bytes(options.repetitions);
   if (options.profile) result.profile = runner.profile(result);

@@ -9,6 +9,7 @@
 
 #include "expertflow/cache/clairvoyant.h"
 #include "expertflow/engine/engine.h"
+#include "expertflow/engine/expert_metrics.h"
 #include "expertflow/measure/probe.h"
 #include "expertflow/measure/work.h"
 
@@ -43,7 +44,10 @@ struct BenchProfile {
 struct BenchResult {
   BenchTest test;
   std::vector<BenchSample> samples;
-  Operations operations;         ///< of one repetition
+  Operations operations;            ///< of one repetition
+  std::optional<BenchSample> cold;  ///< the first repetition, if the engine had not computed this before
+  ExpertMetrics metrics;            ///< since the engine was made
+  ExpertStats stats;
   double clairvoyant_bytes = 0;  ///< missed by a clairvoyant cache of the same budget, of one repetition (mean)
   std::optional<BenchProfile> profile;
   double mean(double BenchSample::*member) const;
@@ -89,7 +93,9 @@ class TokenStream {
 
 struct BenchOptions {
   int repetitions = 5;
-  bool warm_up = true;   ///< one repetition untimed, with tokens of its own
+  bool warm_up = true;  ///< one repetition untimed, with tokens of its own
+  bool cold = false;    ///< the engine has just been made: the repetition before the timed ones shows a cold start
+  StepObserver* recorder = nullptr;  ///< sees the timed repetitions
   bool profile = false;  ///< ConfigError where the engine's stream cannot; of a test with both parts, the decoding
 };
 /// Repetition r takes sequences * length() tokens of the stream from r * that on (the warm-up is number 0), one

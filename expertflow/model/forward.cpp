@@ -189,10 +189,12 @@ void run_layers(StepContext& c, const Rows& rows, const std::vector<BatchView>& 
   c.backend.embed(c.stream, c.model.weights.embed, c.state.inputs.token, n, config.embedding_scale, c.state.x);
   if (c.observer) c.observer->on_step(rows.tokens, rows.sequence, rows.position);
   for (size_t l = 0; l < config.layers.size(); ++l) {
+    if (c.observer) c.observer->on_layer(LayerId(l));
     observe_residual(c, LayerId(l), false, n);
     attention_block(c, LayerId(l), views[size_t(c.kv.group_of(LayerId(l)))]);
     ffn_block(c, LayerId(l), n);
   }
+  if (c.observer) c.observer->on_step_end();
   head(c, rows, top);
 }
 

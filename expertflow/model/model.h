@@ -41,11 +41,15 @@ class StepObserver {
   /// Before the first layer: all spans have one element a row. Sequences are the numbers that the KV cache gave.
   virtual void on_step(std::span<const TokenId> /*tokens*/, std::span<const int32_t> /*sequences*/,
                        std::span<const int32_t> /*positions*/) {}
+  /// A layer begins: the residual stream is its input.
+  virtual void on_layer(LayerId /*layer*/) {}
   /// Whether on_residual() is to be called.
   virtual bool wants_residual() const { return false; }
   /// residual: [tokens, hidden], the stream before the layer's attention (routed: false; of layer 0 the embeddings) or
   /// before its MoE block, just before on_routing() (routed: true).
   virtual void on_residual(LayerId /*layer*/, bool /*routed*/, int64_t /*tokens*/, const float* /*residual*/) {}
+  /// The last layer has ended. Not called for a step that fails.
+  virtual void on_step_end() {}
   /// x: [tokens, hidden] normalised input of the MoE block; logits: [tokens, experts].
   virtual void on_routing(LayerId layer, const float* x, const float* logits, const RoutingView& routing) = 0;
 };

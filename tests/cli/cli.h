@@ -13,8 +13,10 @@ namespace ef::testing {
 
 using Arguments = std::vector<std::string>;
 
-inline ProcessResult expertflow(const Arguments& arguments, const std::map<std::string, std::string>& environment = {},
+/// No run leaves anything to the next unless a test says where.
+inline ProcessResult expertflow(const Arguments& arguments, std::map<std::string, std::string> environment = {},
                                 const std::string& input = "") {
+  if (environment.count("XDG_CACHE_HOME") == 0) environment.emplace("EXPERTFLOW_EXPERT_PROFILE", "off");
   return run_process({EF_CLI, arguments, environment, input});
 }
 

@@ -109,7 +109,6 @@ TEST(CliFlags, ValuesOutOfRangeAreRefusedByName) {
   EXPECT_REFUSED(expertflow(ids_run({"--io", "aio"})), 2, "io: expected", "aio", "uring");
   EXPECT_REFUSED(expertflow(ids_run({"--direct-io", "yes"})), 2, "direct-io", "yes", "auto");
   EXPECT_REFUSED(expertflow(ids_run({"--io-depth", "0"})), 2, "io-depth", "0");
-  EXPECT_REFUSED(expertflow(ids_run({"--read-ahead", "-1"})), 2, "read-ahead", "-1");
   EXPECT_REFUSED(expertflow({"run", "-m", hf("mixtral"), "--token-ids", "1,x"}), 2, "--token-ids", "1,x");
   EXPECT_REFUSED(expertflow({"run", "--token-ids", "1"}), 2, "--model");
   EXPECT_REFUSED(expertflow({"perplexity", "-m", demo()}), 2, "--file");

@@ -1,0 +1,202 @@
+// The governor's test: tokens with prefetch as it decides (auto) against tokens without, on links from saturated to
+// none. Two engines in one process take the same tokens in turns, a block at a time, so that what else the machine does
+// meets both; a cell's figure is the mean of the blocks' ratios without the highest and lowest tenths.
+//
+// The link is paced (--io-limit) over files in the page cache: its speed is known, and the disk's other users do not
+// matter. "comparable" is a link on which the copies of a token take as long as its compute.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "expertflow/base/errors.h"
+#include "expertflow/base/io.h"
+#include "expertflow/engine/sequence.h"
+#include "expertflow/engine/text_model.h"
+
+namespace ef {
+namespace {
+
+constexpr double kMostWorse = 0.02, kLeastBetter = 0.15;
+
+int setting(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atoi(text) : otherwise;
+}
+
+struct Cell {
+  std::string name;
+  std::string budget;
+  double bytes_per_second = 0;  ///< 0: unpaced
+  bool must_gain = false;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+class Side {
+ public:
+  Side(const std::string& model, const Cell& cell, const std::string& prefetch, const Log& log) {
+    EngineOptions o;
+    o.expert_memory = cell.budget;
+    o.async_prefetch = prefetch;
+    o.ctx_size = 512;
+    o.direct_io = "off";
+    o.io_limit = cell.bytes_per_second > 0 ? fmt::format("{:.0f}", cell.bytes_per_second) : "none";
+    engine_ = std::make_unique<Engine>(open_model(model), o, log);
+  }
+  /// Seconds that these tokens take one by one, behind a few that are not timed.
+  double run(std::span<const TokenId> before, std::span<const TokenId> tokens) {
+    Sequence sequence(*engine_, int64_t(before.size() + tokens.size()));
+    sequence.feed(before);
+    const auto start = std::chrono::steady_clock::now();
+    for (const TokenId& token : tokens) sequence.feed(std::span(&token, 1));
+    return seconds_since(start);
+  }
+  Engine& engine() { return *engine_; }
+
+ private:
+  std::unique_ptr<Engine> engine_;
+};
+
+// Of the middle four fifths.
+double trimmed_mean(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t cut = values.size() / 10;
+  double sum = 0;
+  for (size_t i = cut; i < values.size() - cut; ++i) sum += values[i];
+  return sum / double(values.size() - 2 * cut);
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+class Bar {
+ public:
+  Bar(std::string model, const std::string& text) : model_(std::move(model)) {
+    const auto files = open_model(model_);
+    const auto tokenizer = load_tokenizer(files->checkpoint);
+    EF_CHECK(tokenizer.has_value(), ModelError, "{}: no tokenizer", model_);
+    tokens_ = tokenizer->encode(read_text_file(text));
+  }
+
+  int run() {
+    const double compute = measure_compute();
+    const double bytes = measure_bytes();
+    fmt::print("compute {:.2f} ms a token with every expert near; {:.1f} MB a token missed at 40 %\n", 1e3 * compute,
+               bytes / 1e6);
+    const double comparable = bytes / compute;
+    const std::vector<Cell> cells = {{"saturated disk", "40%", comparable / 4},
+                                     {"capped link", "40%", comparable / 2},
+                                     {"comparable", "40%", comparable, true},
+                                     {"fast disk", "40%", 0},
+                                     {"full residency", "100%", 0}};
+    bool good = true;
+    std::string figures;
+    for (const Cell& cell : cells) {
+      const double ratio = measure(cell, compute, bytes);
+      const bool fits = ratio <= (cell.must_gain ? 1 - kLeastBetter : 1 + kMostWorse);
+      good &= fits;
+      figures += fmt::format("{}{} {:+.1f} %{}", figures.empty() ? "" : ", ", cell.name, 100 * (ratio - 1),
+                             fits ? "" : " (SHORT)");
+    }
+    fmt::print("bar governor: {}: token time with prefetch against without: {}\n", good ? "ok" : "SHORT", figures);
+    return good ? 0 : 1;
+  }
+
+ private:
+  std::span<const TokenId> block(int number, int count) const {
+    const size_t at = size_t(number) * 97 % (tokens_.size() - size_t(count));
+    return std::span(tokens_).subspan(at, size_t(count));
+  }
+
+  double measure_compute() {
+    Side side(model_, {"", "100%", 0, false}, "off", log_);
+    std::vector<double> times;
+    for (int i = 0; i < 6; ++i) {
+      const auto tokens = block(i, kBefore + kBlock);
+      const double time = side.run(tokens.first(kBefore), tokens.subspan(kBefore)) / kBlock;
+      if (i >= 2) times.push_back(time);  // the first ones bring the experts
+    }
+    return median(times);
+  }
+  double measure_bytes() {
+    Side side(model_, {"", "40%", 0, false}, "off", log_);
+    uint64_t before = 0;
+    for (int i = 0; i < 10; ++i) {
+      if (i == 4) before = side.engine().expert_stats().bytes_read;
+      const auto tokens = block(i, kBefore + kBlock);
+      side.run(tokens.first(kBefore), tokens.subspan(kBefore));
+    }
+    // The few tokens before a block are read for as well.
+    return double(side.engine().expert_stats().bytes_read - before) / (6. * (kBlock + kBefore));
+  }
+
+  double measure(const Cell& cell, double compute, double bytes) {
+    Side off(model_, cell, "off", log_), with(model_, cell, "auto", log_);
+    std::vector<double> ratios, offs;
+    double off_sum = 0, with_sum = 0;
+    const int blocks = setting("BLOCKS", 40);
+    for (int i = 0; i < kWarm + blocks; ++i) {
+      const auto tokens = block(i, kBefore + kBlock);
+      const auto run = [&](Side& side) { return side.run(tokens.first(kBefore), tokens.subspan(kBefore)); };
+      double without = 0, time = 0;
+      if (i % 2 == 0)
+        without = run(off), time = run(with);
+      else
+        time = run(with), without = run(off);
+      if (i < kWarm) continue;  // both caches fill
+      ratios.push_back(time / without);
+      offs.push_back(without / kBlock);
+      off_sum += without, with_sum += time;
+    }
+    const double ratio = trimmed_mean(ratios);
+    const double copy = cell.bytes_per_second > 0 ? bytes / cell.bytes_per_second : 0;
+    const ExpertStats stats = with.engine().expert_stats();
+    fmt::print("{}: {:.2f} ms a token without, ratio {:.3f} (median {:.3f}, of sums {:.3f}, {} blocks of {})",
+               cell.name, 1e3 * median(offs), ratio, median(ratios), with_sum / off_sum, blocks, kBlock);
+    if (copy > 0)
+      fmt::print("; link {:.2f} GB/s, copies {:.2f} ms: no prefetch can go below {:.3f}", cell.bytes_per_second / 1e9,
+                 1e3 * copy, std::max(copy, compute) / median(offs));
+    fmt::print("\n");
+    if (stats.foresight) {
+      const GovernorStats& g = stats.foresight->governor;
+      fmt::print("  prefetch {}; {} of {} steps with it; {} copied ahead, {} used; {:.1f} MB wasted; distance {}\n",
+                 g.reason(), g.steps_on, g.steps_on + g.steps_off, g.issued, g.used, double(stats.wasted_bytes) / 1e6,
+                 stats.foresight->horizon);
+      for (const TrialResult& r : g.decisions) fmt::print("    step {}: {}\n", r.step, r.reason());
+    }
+    std::fflush(stdout);
+    return ratio;
+  }
+
+  static constexpr int kBlock = 32, kBefore = 4, kWarm = 4;
+  const std::string model_;
+  const Log log_{LogLevel::kWarning, nullptr};
+  std::vector<TokenId> tokens_;
+};
+
+}  // namespace
+}  // namespace ef
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fputs("usage: bar_governor MODEL TEXT\n", stderr);
+    return 2;
+  }
+  try {
+    return ef::Bar(argv[1], argv[2]).run();
+  } catch (const std::exception& error) {
+    fmt::print("bar governor: SHORT: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,94 @@
+// Cold and warm: what an engine takes from the runs before it, and leaves to the next.
+#include <algorithm>
+
+#include "expertflow/base/errors.h"
+#include "expertflow/engine/engine.h"
+#include "expertflow/engine/engine_tiers.h"
+#include "expertflow/engine/fingerprint.h"
+#include "expertflow/engine/hot_profile.h"
+#include "expertflow/engine/sequence.h"
+
+namespace ef {
+
+namespace {
+
+// Tokens that are computed to warm up: enough to touch what a short text does.
+constexpr int kWarmTokens = 32;
+
+std::vector<int> experts_by_layer(const ExpertCache& cache) {
+  std::vector<int> experts;
+  for (const auto& layer : cache.geometry().layers) experts.push_back(layer.experts);
+  return experts;
+}
+
+}  // namespace
+
+std::filesystem::path Engine::profile_path() const {
+  if (options_.expert_profile == "off") return {};
+  if (options_.expert_profile != "auto") return options_.expert_profile;
+  return profile_file(model_fingerprint(*files_));
+}
+
+Engine::WarmUp Engine::warm_up(const std::function<void(uint64_t, uint64_t)>& progress) {
+  WarmUp result{"off", 0, 0};
+  if (!tiers_->tier || options_.warmup == "off") return result;
+  const Duration begin = clock_.now();
+  if (options_.warmup != "tokens") {
+    const std::filesystem::path file = profile_path();
+    std::string why;
+    const auto profile = load_profile(file, model_fingerprint(*files_), experts_by_layer(tiers_->tier->cache()), why);
+    if (!why.empty()) log_.warn("expert profile ignored: {}", why);
+    EF_CHECK(profile || !why.empty() || options_.warmup != "profile" || options_.expert_profile == "off" ||
+                 options_.expert_profile == "auto",
+             ConfigError, "expert-profile: {}: no such file", file.string());
+    if (!profile) {
+      if (options_.warmup == "profile") log_.warn("warm-up: there is no profile of this model yet");
+      return result;
+    }
+    result.how = "profile";
+    result.experts = tiers_->tier->warm_up(profile->hottest(), progress);
+  } else {
+    result.how = "tokens";
+    Sequence sequence(*this, kWarmTokens);
+    const uint64_t vocab = uint64_t(config().vocab);
+    for (int i = 0; i < kWarmTokens && i < context_length(); ++i) {
+      const TokenId token = TokenId(uint64_t(i + 1) * 2654435761u % vocab);
+      sequence.feed_silently(std::span(&token, 1));
+      if (progress) progress(uint64_t(i + 1), kWarmTokens);
+    }
+    result.experts = tiers_->tier->cache().stats().residents;
+  }
+  result.seconds = seconds(clock_.now() - begin);
+  log_.info("warm-up ({}): {} experts near after {:.2f} s", result.how, result.experts, result.seconds);
+  saved_use_ = tiers_->tier->experts().use();  // what warming up asked for is nobody's use
+  rows_ = 0, latencies_.clear(), next_latency_ = 0;
+  return result;
+}
+
+void Engine::save_profile() {
+  if (!tiers_ || !tiers_->tier || rows_ == 0) return;
+  const std::filesystem::path file = profile_path();
+  if (file.empty()) return;
+  ExpertUse use = tiers_->tier->experts().use();
+  for (size_t l = 0; l < saved_use_.size(); ++l)
+    for (size_t e = 0; e < saved_use_[l].size(); ++e) use[l][e] -= std::min(use[l][e], saved_use_[l][e]);
+  std::string why;
+  const std::string fingerprint = model_fingerprint(*files_);
+  HotProfile profile =
+      load_profile(file, fingerprint, experts_by_layer(tiers_->tier->cache()), why).value_or(HotProfile{});
+  if (!why.empty())
+    log_.warn("expert profile {}: {}", options_.expert_profile == "auto" ? "replaced" : "not saved", why);
+  if (!why.empty() && options_.expert_profile != "auto") return;  // a file of the user's that is something else
+  profile.fingerprint = fingerprint;
+  profile.add(use, rows_);
+  try {
+    ef::save_profile(file, profile);
+    log_.debug("expert profile of {:.0f} tokens saved to {}", profile.tokens, file.string());
+    saved_use_ = tiers_->tier->experts().use();
+    rows_ = 0;
+  } catch (const DeviceError& error) {  // a run that went well does not fail for this
+    log_.warn("expert profile not saved: {}", error.what());
+  }
+}
+
+}  // namespace ef

@@ -1,0 +1,158 @@
+// Traces, statistics and profiles through the binary.
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "expertflow/base/io.h"
+#include "expertflow/trace/trace_file.h"
+#include "tests/cli/cli.h"
+
+namespace ef::testing {
+namespace {
+
+using nlohmann::json;
+
+Arguments ids_run(const Arguments& more) {
+  return Arguments{"run", "-q", "-m", hf("olmoe"), "--token-ids", "1,2,3,4,5", "-n", "12", "--temp", "0"} + more;
+}
+
+TEST(CliTrace, HoldsEveryTokenOfARun) {
+  const TempFolder folder;
+  const std::string file = folder.path / "run.trace";
+  const auto result = expertflow(ids_run({"--expert-memory", "50%", "--record-trace", file, "--record-hidden"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Trace trace = read_trace(file);
+  EXPECT_TRUE(trace.header.hidden_states);
+  EXPECT_EQ(trace.header.fingerprint.size(), 16u);
+  // Five tokens of the prompt, then eleven that were fed (the last one is not).
+  ASSERT_EQ(trace.steps.size(), 12u);
+  EXPECT_EQ(trace.steps[0].phase, TracePhase::kPrefill);
+  ASSERT_EQ(trace.steps[0].rows.size(), 5u);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(trace.steps[0].rows[size_t(i)].token, i + 1);
+  std::string generated;
+  for (size_t s = 1; s < trace.steps.size(); ++s) {
+    EXPECT_EQ(trace.steps[s].phase, TracePhase::kDecode);
+    ASSERT_EQ(trace.steps[s].rows.size(), 1u);
+    EXPECT_EQ(trace.steps[s].rows[0].position, int(4 + s));
+    generated += std::to_string(trace.steps[s].rows[0].token) + ",";
+  }
+  EXPECT_EQ(result.out.substr(0, generated.size()), generated) << "the tokens that were printed";
+  const int top_k = trace.header.top_k;
+  for (const TraceLayer& layer : trace.steps[3].layers) {
+    EXPECT_GT(layer.compute_ns, 0u);
+    EXPECT_EQ(layer.x.size(), size_t(trace.header.hidden));
+    ASSERT_EQ(layer.chosen.size(), size_t(top_k));
+    // This router takes the most probable ones.
+    for (int k = 0; k < top_k; ++k) EXPECT_EQ(layer.chosen[size_t(k)], layer.candidates[size_t(k)]);
+  }
+}
+
+TEST(CliTrace, InspectSaysHowExpertsWereUsed) {
+  const TempFolder folder;
+  const std::string file = folder.path / "run.trace", svg = folder.path / "load.svg";
+  ASSERT_EQ(expertflow(ids_run({"--record-trace", file})).exit_code, 0);
+  const auto text = expertflow({"inspect", file, "--heat-map", svg});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_TRUE(holds(text.out, "12 steps, 16 tokens of 1 requests")) << text.out;
+  EXPECT_TRUE(holds(read_text_file(svg), "</svg>"));
+  const json j = json::parse(expertflow({"inspect", file, "--json"}).out);
+  EXPECT_EQ(j["rows"], 16);
+  for (const json& layer : j["layers"]) {
+    uint64_t rows = 0;
+    for (const json& n : layer["rows_by_expert"]) rows += n.get<uint64_t>();
+    EXPECT_EQ(rows, 16 * j["top_k"].get<uint64_t>());
+  }
+}
+
+TEST(CliTrace, MistakesAreRefusedByName) {
+  const TempFolder folder;
+  EXPECT_REFUSED(expertflow(ids_run({"--record-hidden"})), 2, "--record-hidden", "--record-trace");
+  EXPECT_REFUSED(expertflow(ids_run({"--record-trace", folder.path / "no" / "such.trace"})), 4, "such.trace");
+  EXPECT_REFUSED(expertflow({"inspect", demo()}), 3, "demo-Q5_K_M.gguf");
+  EXPECT_REFUSED(expertflow({"inspect", demo(), "--tensors"}), 2, "--tensors");
+  EXPECT_REFUSED(expertflow({"inspect", "-m", demo(), "--heat-map", "x.svg"}), 2, "--heat-map");
+}
+
+TEST(CliStats, NamesAreThoseOfDashboards) {
+  const TempFolder folder;
+  const std::string file = folder.path / "stats.json";
+  const auto result =
+      expertflow({"run", "-m", hf("olmoe"), "--token-ids", "1,2,3,4,5", "-n", "12", "--temp", "0", "--expert-memory",
+                  "50%", "--async-prefetch", "on", "--prediction-horizon", "2", "--stats", "--stats-json", file});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(holds(result.err, "cache_utilization")) << result.err;
+  EXPECT_TRUE(holds(result.err, "prefetch on: asked for")) << result.err;
+  const json j = json::parse(read_text_file(file));
+  for (const char* name : {"prediction_hit_rate", "expert_swap_rate", "cache_utilization", "p99_latency"})
+    EXPECT_TRUE(j[name].is_number()) << name;
+  EXPECT_TRUE(j["token_defer_rate"].is_null());
+  EXPECT_EQ(j["prediction_by_distance"].size(), 2u);
+  EXPECT_EQ(j["prefetch"]["governor"]["mode"], "on");
+  EXPECT_EQ(j["prefetch"]["distance"]["changes"].size(), 0u);
+  EXPECT_GE(j["prediction"]["recall_at_m"], j["prediction"]["recall_at_k"]);
+}
+
+TEST(CliProfile, IsKeptOutsideTheModelAndUsed) {
+  const TempFolder folder;
+  const std::map<std::string, std::string> environment = {{"XDG_CACHE_HOME", folder.path / "cache"}};
+  const auto run = [&](const Arguments& more) {
+    auto result = expertflow(Arguments{"run", "-m", hf("olmoe"), "--token-ids", "1,2,3,4,5", "-n", "12", "--temp", "0",
+                                       "--expert-memory", "50%"} +
+                                 more,
+                             environment);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result;
+  };
+  const auto first = run({"--warmup", "profile"});
+  EXPECT_TRUE(holds(first.err, "there is no profile of this model yet")) << first.err;
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path / "cache" / "expertflow" / "profiles"))
+    files.push_back(entry.path());
+  ASSERT_EQ(files.size(), 1u);
+  EXPECT_EQ(json::parse(read_text_file(files[0]))["tokens"], 16);
+  const auto second = run({"--warmup", "profile"});
+  EXPECT_TRUE(holds(second.err, "warm-up (profile): ")) << second.err;
+  EXPECT_EQ(second.out, first.out);
+  EXPECT_NEAR(json::parse(read_text_file(files[0]))["tokens"].get<double>(), 32, 1);
+  write_file(files[0], "{");
+  const auto third = run({"--warmup", "profile"});
+  EXPECT_TRUE(holds(third.err, "expert profile ignored: ")) << third.err;
+  EXPECT_EQ(third.out, first.out);
+  EXPECT_TRUE(holds(run({"--warmup", "tokens"}).err, "warm-up (tokens): "));
+  EXPECT_FALSE(holds(run({}).err, "warm-up")) << "one answer is there sooner without";
+}
+
+TEST(CliProfile, AnothersFileIsLeftAlone) {
+  const TempFolder folder;
+  const std::string file = folder.path / "notes.json";
+  write_file(file, "{\"mine\": 1}");
+  const auto result = expertflow(ids_run({"--expert-memory", "50%", "--warmup", "profile", "--expert-profile", file}));
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_TRUE(holds(result.err, "expert profile ignored: " + file)) << result.err;
+  EXPECT_EQ(read_text_file(file), "{\"mine\": 1}");
+}
+
+TEST(CliForesight, ValuesOutOfRangeAreRefusedByName) {
+  EXPECT_REFUSED(expertflow(ids_run({"--prediction-horizon", "far"})), 2, "prediction-horizon", "far");
+  EXPECT_REFUSED(expertflow(ids_run({"--read-ahead", "-1"})), 2, "read-ahead", "-1");
+  EXPECT_REFUSED(expertflow(ids_run({"--async-prefetch", "yes"})), 2, "async-prefetch", "yes");
+  EXPECT_REFUSED(expertflow(ids_run({"--expert-memory", "50%", "--predictor", "oracle9"})), 2, "oracle9", "gate-ahead");
+  EXPECT_REFUSED(expertflow(ids_run({"--warmup", "hot"})), 2, "warmup", "hot");
+  EXPECT_REFUSED(expertflow(ids_run({"--io-limit", "40%"})), 2, "io-limit", "40%");
+  EXPECT_REFUSED(expertflow(ids_run({"--expert-memory", "50%", "--prediction-topk", "999"})), 2, "prediction-topk");
+  EXPECT_REFUSED(expertflow(ids_run({"--expert-memory", "50%", "--layer-wise-config", "{\"layers\": {\"77\": {}}}"})),
+                 2, "layer-wise-config", "77");
+}
+
+TEST(CliBenchForesight, ColdAndWarmApart) {
+  const auto result = expertflow({"bench", "-q", "-m", demo(), "-r", "2", "--no-peaks", "-p", "0", "-n", "4",
+                                  "--expert-memory", "40%", "-t", "2", "-o", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json row = json::parse(result.out)["results"][0];
+  EXPECT_GT(row["cold"]["tokens_per_second"], 0);
+  EXPECT_GT(row["cold"]["bytes_read"], 0);
+  EXPECT_TRUE(row["samples"][0]["stall_seconds"].is_number());
+  EXPECT_TRUE(row["metrics"]["expert_swap_rate"].is_number());
+}
+
+}  // namespace
+}  // namespace ef::testing

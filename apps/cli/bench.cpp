@@ -253,7 +253,7 @@ class Bench {
     for (const BenchTest& test : tests_) {
       log_->info("bench: {}, {} threads, {}, {}", test.name(), setup.threads, device_.cuda ? setup.device : isa,
                  options.expert_memory);
-      const BenchOptions how{o_.repetitions, !o_.no_warm_up, cold, recorder.get(), o_.profile};
+      const BenchOptions how{o_.repetitions, !o_.no_warm_up, o_.profile, cold, recorder.get()};
       report_.rows.push_back({setup, peaks, run_bench(*engine, test, stream, how)});
       cold = false;
     }

@@ -227,7 +227,7 @@ void add_inspect(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "inspect",
       "Architecture, experts, sizes, formats, and what fits a budget; or how a recorded run used its experts");
-  command->add_option("TRACE", options->trace, "a file that --record-trace wrote, instead of a model");
+  command->add_option("TRACE", options->trace, "a recorded trace, instead of a model");
   bind_options(*command, options->common);
   bind_options(*command, *options);
   command->callback([options, &exit_code] { exit_code = run_inspect(*options); });

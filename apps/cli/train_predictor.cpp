@@ -1,3 +1,4 @@
+#include <charconv>
 #include <filesystem>
 #include <sstream>
 
@@ -19,7 +20,6 @@ struct TrainCommand {
   EngineOptions engine;
   std::vector<std::string> text, eval_text;
   std::string out, kinds = "hybrid,pre-attention", format = "Q5_0", license;
-  int prediction_horizon = 6;
   int64_t max_tokens = TrainPredictorOptions{}.max_tokens, eval_tokens = 2048;
   bool force = false;
 
@@ -27,7 +27,6 @@ struct TrainCommand {
   void for_each(Visitor&& visit) {
     visit(out, {"-o,--output", "the file to write"});
     visit(kinds, {"--kinds", "what to train: hybrid, pre-attention, linear, forest; several with commas"});
-    visit(prediction_horizon, {"--prediction-horizon", "layers ahead, at most"});
     visit(max_tokens, {"--max-tokens", "tokens to record for training, of all texts together"});
     visit(eval_tokens, {"--eval-tokens", "tokens of each text to judge on; 0: do not"});
     visit(format, {"--format", "numbers of the file: F32, F16, Q8_0, Q6_K, Q5_K, Q4_K, Q5_0, Q4_0"});
@@ -36,10 +35,21 @@ struct TrainCommand {
   }
 };
 
+// Layers ahead, at most: --prediction-horizon, which looks at nothing while a predictor is trained.
+int horizon_of(const std::string& text) {
+  constexpr int kUsual = 6;
+  if (text == "auto") return kUsual;
+  int layers = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), layers);
+  EF_CHECK(error == std::errc() && end == text.data() + text.size() && layers >= 1 && layers <= kMaxLayers, ConfigError,
+           "--prediction-horizon: expected auto or 1 to {}, found \"{}\"", kMaxLayers, text);
+  return layers;
+}
+
 TrainPredictorOptions training_options(const TrainCommand& o) {
   TrainPredictorOptions t;
   t.max_tokens = o.max_tokens;
-  t.heads = {o.prediction_horizon, false, false, false, false};
+  t.heads = {horizon_of(o.engine.prediction_horizon), false, false, false, false};
   std::stringstream list(o.kinds);
   for (std::string kind; std::getline(list, kind, ',');) {
     if (kind == "hybrid")
@@ -101,8 +111,6 @@ int run_train(const TrainCommand& o) {
   EF_CHECK(!o.out.empty(), ConfigError, "--output: expected the file to write, found none");
   EF_CHECK(o.force || !fs::exists(o.out), ConfigError, "--output {}: the file is there already (--force replaces it)",
            o.out);
-  EF_CHECK(o.prediction_horizon >= 1 && o.prediction_horizon <= kMaxLayers, ConfigError,
-           "--prediction-horizon: expected 1 to {}, found {}", kMaxLayers, o.prediction_horizon);
   EF_CHECK(o.max_tokens >= 256, ConfigError, "--max-tokens: expected at least 256, found {}", o.max_tokens);
   EF_CHECK(o.eval_tokens >= 0, ConfigError, "--eval-tokens: expected 0 or more, found {}", o.eval_tokens);
   const FormatInfo* format = find_format(o.format);
@@ -111,6 +119,7 @@ int run_train(const TrainCommand& o) {
   const TrainPredictorOptions options = training_options(o);
   const auto log = o.common.make_log();
   EngineOptions engine_options = o.engine;
+  engine_options.prediction_horizon = "0";
   if (engine_options.ctx_size == -1) engine_options.ctx_size = 1024;
   auto files = open_model(o.common.model);
   const auto tokenizer = load_tokenizer(files->checkpoint);

@@ -218,6 +218,8 @@ ForesightStats Foresight::stats() const {
   stats.adaptive = options_.horizon == 0;
   stats.horizon = horizon();
   stats.controller = controller_.stats();
+  // What the controller would have done with a distance that was given is no change.
+  if (!stats.adaptive) stats.controller.distance = stats.horizon, stats.controller.changes.clear();
   stats.governor = governor_.stats();
   return stats;
 }

@@ -93,10 +93,10 @@ class TokenStream {
 
 struct BenchOptions {
   int repetitions = 5;
-  bool warm_up = true;  ///< one repetition untimed, with tokens of its own
-  bool cold = false;    ///< the engine has just been made: the repetition before the timed ones shows a cold start
-  StepObserver* recorder = nullptr;  ///< sees the timed repetitions
+  bool warm_up = true;   ///< one repetition untimed, with tokens of its own
   bool profile = false;  ///< ConfigError where the engine's stream cannot; of a test with both parts, the decoding
+  bool cold = false;     ///< the engine has just been made: the repetition before the timed ones shows a cold start
+  StepObserver* recorder = nullptr;  ///< sees the timed repetitions
 };
 /// Repetition r takes sequences * length() tokens of the stream from r * that on (the warm-up is number 0), one
 /// sequence after the other. The engine needs room for them and no open sequence; its observer is used. Where the

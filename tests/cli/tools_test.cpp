@@ -103,12 +103,12 @@ TEST(CliVerify, OneFixtureOfEachFamily) {
     int checks = 0;
     std::string line, last;
     for (; std::getline(lines, line); last = line) checks += line.starts_with("ok   ");
-    EXPECT_EQ(checks, 9) << result.out;  // eight ways to run, and the reference ops
-    EXPECT_EQ(last, "verified: 9 of 9 checks passed");
+    EXPECT_EQ(checks, 14) << result.out;  // eight ways to run, five predictors, and the reference ops
+    EXPECT_EQ(last, "verified: 14 of 14 checks passed");
     EXPECT_TRUE(holds(result.out, "16/16 tokens equal, largest logit difference 0,")) << result.out;
   }
   const auto no_reference = expertflow({"verify", "-q", "-m", gguf("mixtral"), "-n", "2", "--no-reference"});
-  EXPECT_TRUE(holds(no_reference.out, "verified: 8 of 8 checks passed")) << no_reference.out;
+  EXPECT_TRUE(holds(no_reference.out, "verified: 13 of 13 checks passed")) << no_reference.out;
 }
 
 // Against cross entropies computed here, in double, from logits of another route: one token a step, experts resident.

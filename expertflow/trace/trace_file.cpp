@@ -255,7 +255,7 @@ class In {
   void values(std::vector<uint16_t>& to, size_t count) {
     need(2 * count, "values");
     to.resize(count);
-    std::memcpy(to.data(), bytes_.data() + at_, 2 * count);
+    if (count > 0) std::memcpy(to.data(), bytes_.data() + at_, 2 * count);
     at_ += 2 * count;
   }
   uint64_t left() const { return bytes_.size() - at_; }

@@ -182,30 +182,17 @@ __global__ void __launch_bounds__(kGemmThreads, kFrags > 4 ? 2 : 3) gemm_kernel(
   let_later_start();
   wait_for_earlier();
 
-  Tile tile;
-  if (p.tiles) {
-    const int64_t tiles = *p.tile_count;
-    tile = p.tiles[blockIdx.y];
-    if (int64_t(blockIdx.y) >= tiles) return;
-  } else {
-    tile.first = int32_t(blockIdx.y) * p.tile_rows;
-    tile.rows = int32_t(min(int64_t(p.tile_rows), p.rows - tile.first));
-  }
+  const GemmBlock block(p);
+  const Tile& tile = block.tile;
+  if (tile.rows == 0) return;
   for (int i = threadIdx.x; i < 16 * kFrags; i += kGemmThreads) {
-    // Rows beyond the tile's are computed from its last and not stored.
-    const int64_t place = tile.first + min(i, tile.rows - 1);
-    const int64_t x_row = p.x_row ? p.x_row[place] / p.x_divisor : place;
+    // Rows beyond the tile's are computed and not stored.
+    const int64_t x_row = x_row_at(p, tile, i);
     chunk_at[i] = uint32_t(x_row * p.chunks);
     factor_at[i] = p.factor[x_row];
   }
-  int index = 0;
-  while (index + 1 < p.count && int(blockIdx.x) >= p.part[index + 1].first_block) ++index;
-  const GemmPart& part = p.part[index];
-  Weights w = part.w;
-  if (p.table) {
-    const ExpertEntry& entry = p.table[tile.group];
-    w = part.matrix == Matrix::kGate ? entry.gate : part.matrix == Matrix::kUp ? entry.up : entry.down;
-  }
+  const GemmPart& part = p.part[block.index];
+  const Weights w = block.weights(p);
   const int64_t first_out = int64_t(int(blockIdx.x) - part.first_block) * kGemmOutputs;
   __syncthreads();
 

@@ -76,23 +76,11 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
   // Weights alone are safe before earlier kernels have ended; with a table, these say which.
   if (p.tiles) wait_for_earlier();
 
-  Tile tile;
-  if (p.tiles) {
-    const int64_t tiles = *p.tile_count;
-    tile = p.tiles[blockIdx.y];
-    if (int64_t(blockIdx.y) >= tiles) return;
-  } else {
-    tile.first = int32_t(blockIdx.y) * p.tile_rows;
-    tile.rows = int32_t(min(int64_t(p.tile_rows), p.rows - tile.first));
-  }
-  int index = 0;
-  while (index + 1 < p.count && int(blockIdx.x) >= p.part[index + 1].first_block) ++index;
-  const GemmPart& part = p.part[index];
-  Weights w = part.w;
-  if (p.table) {
-    const ExpertEntry& entry = p.table[tile.group];
-    w = part.matrix == Matrix::kGate ? entry.gate : part.matrix == Matrix::kUp ? entry.up : entry.down;
-  }
+  const GemmBlock block(p);
+  const Tile& tile = block.tile;
+  if (tile.rows == 0) return;
+  const GemmPart& part = p.part[block.index];
+  const Weights w = block.weights(p);
   // With pairs, the second half of a block's outputs are those of up for the neurons of the first.
   const bool pairs = kWide == 2 && p.pairs;
   const int outputs = pairs ? kOutputs / 2 : kOutputs;
@@ -142,20 +130,16 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
     scale_row[j] = (first_out + n) / 128 * ((p.cols + 127) / 128);
   }
   if (!p.tiles) wait_for_earlier();
-  // Rows beyond the tile's are computed from its last and not stored.
-  const auto x_row_of = [&](int i) {
-    const int64_t place = tile.first + min(i, tile.rows - 1);
-    return p.x_row ? int64_t(p.x_row[place] / p.x_divisor) : place;
-  };
+  // Rows beyond the tile's are computed and not stored.
   const uint4* x[kEights];
 #pragma unroll
-  for (int e = 0; e < kEights; ++e) x[e] = p.x + x_row_of(8 * e + r) * p.chunks + t;
+  for (int e = 0; e < kEights; ++e) x[e] = p.x + x_row_at(p, tile, 8 * e + r) * p.chunks + t;
   constexpr float kUnlift = Codes<F>::kExist ? 1.f : 1.f / float(1 << P::kLift);
   float factor[kEights][2];  // of the rows whose sums this lane will hold
 #pragma unroll
   for (int e = 0; e < kEights; ++e)
 #pragma unroll
-    for (int i = 0; i < 2; ++i) factor[e][i] = p.factor[x_row_of(8 * e + 2 * t + i)] * kUnlift;
+    for (int i = 0; i < 2; ++i) factor[e][i] = p.factor[x_row_at(p, tile, 8 * e + 2 * t + i)] * kUnlift;
   const auto out_row_of = [&](int at) {
     const int64_t place = int64_t(tile.first) + at;
     return p.out_row ? int64_t(p.out_row[place]) : place;

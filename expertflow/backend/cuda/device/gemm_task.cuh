@@ -55,6 +55,36 @@ struct GemmTask {
   bool add = false;  ///< to what is in out, times add_scale
   float add_scale = 1.f;
 };
+
+/// What a block of the grid works on: tile blockIdx.y (no rows: there is none), and the part that blockIdx.x is in.
+struct GemmBlock {
+  __device__ explicit GemmBlock(const GemmTask& p) {
+    if (p.tiles) {
+      const int64_t tiles = *p.tile_count;
+      tile = p.tiles[blockIdx.y];
+      if (int64_t(blockIdx.y) >= tiles) tile.rows = 0;
+    } else {
+      tile.first = int32_t(blockIdx.y) * p.tile_rows;
+      tile.rows = int32_t(min(int64_t(p.tile_rows), p.rows - tile.first));
+    }
+    while (index + 1 < p.count && int(blockIdx.x) >= p.part[index + 1].first_block) ++index;
+  }
+  /// Of the part; with a table, the tile's expert's.
+  __device__ Weights weights(const GemmTask& p) const {
+    const GemmPart& part = p.part[index];
+    if (!p.table) return part.w;
+    const ExpertEntry& entry = p.table[tile.group];
+    return part.matrix == Matrix::kGate ? entry.gate : part.matrix == Matrix::kUp ? entry.up : entry.down;
+  }
+  Tile tile;
+  int index = 0;
+};
+/// Row of x that place i of a tile multiplies; beyond its rows, that of its last.
+__device__ inline int64_t x_row_at(const GemmTask& p, const Tile& tile, int i) {
+  const int64_t place = tile.first + min(i, tile.rows - 1);
+  return p.x_row ? int64_t(p.x_row[place] / p.x_divisor) : place;
+}
+
 cudaError_t gemm_as(Fmt, const GemmTask&, cudaStream_t);
 cudaError_t gemm_scalar(Fmt, const GemmTask&, cudaStream_t);
 cudaError_t gemm_block32(Fmt, const GemmTask&, cudaStream_t);

@@ -43,7 +43,7 @@ class ForestPredictor final : public Predictor {
     features_.resize(size_t(RouterHistory::kParts * experts_));
     biases_.resize(size_t(layers_));
     for (LayerId l = 0; l < layers_; ++l)
-      if (config_.layers[size_t(l)].sparse) biases_[size_t(l)] = read_host_router(model_, backend_, l).selection_bias;
+      if (config_.layers[size_t(l)].sparse) biases_[size_t(l)] = read_selection_bias(model_, backend_, l);
   }
   std::string_view name() const override { return "forest"; }
   bool covers(StepPoint point, LayerId layer, LayerId target) const override {

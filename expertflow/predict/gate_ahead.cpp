@@ -7,6 +7,7 @@
 
 #include "expertflow/base/errors.h"
 #include "expertflow/model/blocks.h"
+#include "expertflow/predict/host_router.h"
 #include "expertflow/predict/predictor_table.h"
 #include "expertflow/predict/router_odds.h"
 
@@ -41,7 +42,9 @@ class GateAhead final : public Predictor {
     ids_ = reinterpret_cast<int32_t*>(weights_ + int64_t(targets) * max_rows_ * config_.router.top_k);
     host_logits_.resize(targets * rows * experts);
     host_ids_.resize(targets * rows * top_k);
-    fetch_biases(context.model.weights);
+    for (size_t l = 0; l < config_.layers.size(); ++l)
+      biases_.push_back(config_.layers[l].sparse ? read_selection_bias(model_, backend_, LayerId(l))
+                                                 : std::vector<float>());
   }
 
   std::string_view name() const override { return plain_ ? "gate-ahead-plain" : "gate-ahead"; }
@@ -92,19 +95,6 @@ class GateAhead final : public Predictor {
   }
 
  private:
-  // Biases that only select, on the host.
-  void fetch_biases(const Weights& weights) {
-    const auto stream = backend_.make_stream();
-    biases_.resize(weights.layers.size());
-    for (size_t l = 0; l < weights.layers.size(); ++l) {
-      const float* bias = weights.layers[l].selection_bias;
-      if (!bias) continue;
-      biases_[l].resize(size_t(config_.router.experts));
-      backend_.copy_to_host(biases_[l].data(), bias, biases_[l].size() * sizeof(float), *stream);
-    }
-    stream->synchronize();
-  }
-
   const Model& model_;
   const Config& config_;
   Backend& backend_;

@@ -13,6 +13,12 @@ std::vector<float> fetch(Backend& backend, Stream& stream, const float* device, 
 
 }  // namespace
 
+std::vector<float> read_selection_bias(const Model& model, Backend& backend, LayerId layer) {
+  const auto stream = backend.make_stream();
+  return fetch(backend, *stream, model.weights.layers[size_t(layer)].selection_bias,
+               size_t(model.config.router.experts));
+}
+
 HostRouter read_host_router(const Model& model, Backend& backend, LayerId layer) {
   const LayerWeights& w = model.weights.layers[size_t(layer)];
   const size_t experts = size_t(model.config.router.experts), hidden = size_t(model.config.hidden);

@@ -13,6 +13,8 @@ struct HostRouter {
   std::vector<float> norm;            ///< [hidden] the norm's weight
 };
 
+/// Of a sparse layer's router: [experts] biases that only select, or empty.
+std::vector<float> read_selection_bias(const Model& model, Backend& backend, LayerId layer);
 /// Of a sparse layer.
 HostRouter read_host_router(const Model& model, Backend& backend, LayerId layer);
 

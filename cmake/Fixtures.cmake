@@ -1,28 +1,8 @@
-# Unpacks tests/fixtures.tar.xz to ${CMAKE_BINARY_DIR}/fixtures, again only when the archive's content has changed.
-function(ef_unpack_fixtures archive directory)
+# Unpacks an archive into a folder, again only when the archive has changed, as the stamp says, or `unpacked`, which is
+# removed before, is gone.
+function(ef_unpack archive directory unpacked stamp)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${archive})
   file(SHA256 ${archive} hash)
-  set(stamp ${directory}/.archive-sha256)
-  if(EXISTS ${stamp})
-    file(READ ${stamp} unpacked)
-    if(unpacked STREQUAL hash)
-      return()
-    endif()
-  endif()
-  message(STATUS "Unpacking ${archive}")
-  # A half unpacked folder never carries the stamp: it is written last.
-  file(REMOVE_RECURSE ${directory})
-  file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${directory})
-  file(WRITE ${stamp} ${hash})
-endfunction()
-
-# Unpacks an archive of one file beside itself, again only when the archive has changed or the file is gone.
-function(ef_unpack_beside archive)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${archive})
-  get_filename_component(directory ${archive} DIRECTORY)
-  string(REGEX REPLACE "\\.tar\\.xz$" "" unpacked ${archive})
-  file(SHA256 ${archive} hash)
-  set(stamp ${unpacked}.archive-sha256)
   if(EXISTS ${stamp} AND EXISTS ${unpacked})
     file(READ ${stamp} of)
     if(of STREQUAL hash)
@@ -30,8 +10,20 @@ function(ef_unpack_beside archive)
     endif()
   endif()
   message(STATUS "Unpacking ${archive}")
-  # A half unpacked file never carries the stamp: it is written last.
-  file(REMOVE ${stamp} ${unpacked})
+  # What is half unpacked never carries the stamp: it is written last.
+  file(REMOVE_RECURSE ${stamp} ${unpacked})
   file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${directory})
   file(WRITE ${stamp} ${hash})
+endfunction()
+
+# To a folder of its own.
+function(ef_unpack_fixtures archive directory)
+  ef_unpack(${archive} ${directory} ${directory} ${directory}/.archive-sha256)
+endfunction()
+
+# An archive of one file, beside itself.
+function(ef_unpack_beside archive)
+  get_filename_component(directory ${archive} DIRECTORY)
+  string(REGEX REPLACE "\\.tar\\.xz$" "" unpacked ${archive})
+  ef_unpack(${archive} ${directory} ${unpacked} ${unpacked}.archive-sha256)
 endfunction()

@@ -1,4 +1,3 @@
-#include <charconv>
 #include <filesystem>
 #include <sstream>
 
@@ -8,6 +7,7 @@
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/device.h"
 #include "expertflow/engine/predictor_file.h"
+#include "expertflow/engine/prefetch_options.h"
 #include "expertflow/engine/text_model.h"
 #include "expertflow/engine/train_predictor.h"
 
@@ -38,11 +38,8 @@ struct TrainCommand {
 // Layers ahead, at most: --prediction-horizon, which looks at nothing while a predictor is trained.
 int horizon_of(const std::string& text) {
   constexpr int kUsual = 6;
-  if (text == "auto") return kUsual;
-  int layers = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), layers);
-  EF_CHECK(error == std::errc() && end == text.data() + text.size() && layers >= 1 && layers <= kMaxLayers, ConfigError,
-           "--prediction-horizon: expected auto or 1 to {}, found \"{}\"", kMaxLayers, text);
+  const int layers = parse_horizon(text).value_or(kUsual);
+  EF_CHECK(layers >= 1, ConfigError, "--prediction-horizon: expected auto or 1 to {}, found \"{}\"", kMaxLayers, text);
   return layers;
 }
 

@@ -1,6 +1,7 @@
 // What a chat model writes, taken apart while it comes: reasoning, content and tool calls, in the ways of the families
 // that mark them.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -166,6 +166,26 @@ TEST(RoutedMatvec, NumbersOfRows) {
   }
 }
 
+// One row with weights of 16 bits has kernels of its own: several lengths of slots, more experts than warps, some that
+// are none.
+TEST(RoutedMatvec, OneRowOfSixteenBits) {
+  for (const Format format : {Format::kF16, Format::kBF16}) {
+    Case c;
+    c.gate = c.up = c.down = format;
+    for (const auto& [hidden, ffn, top_k] : {std::tuple<int64_t, int64_t, int>{256, 256, 3},
+                                             {512, 768, 8},
+                                             {2048, 512, 2},
+                                             {256, 1024, 11},
+                                             {768, 1536, 1}}) {
+      c.hidden = hidden, c.ffn = ffn, c.top_k = top_k, c.experts = 12;
+      c.add = ffn != 768, c.with_bias = ffn >= 768, c.act = top_k == 2 ? Act::kClampedSwiglu : Act::kSilu;
+      check(c);
+    }
+    c.hidden = c.ffn = 256, c.top_k = 4, c.ids = {3, -1, 12, 3};
+    check(c);
+  }
+}
+
 TEST(RoutedMatvec, AddsTo) {
   Case c;
   c.add = true, c.with_bias = true;

@@ -30,6 +30,16 @@ struct Shape {
   Start start = Start::kAfter;
 };
 
+// Asks for memory that will be read later, whatever earlier kernels do: weights alone. All threads of the block.
+__device__ inline void ask_for([[maybe_unused]] const void* p, [[maybe_unused]] int64_t bytes) {
+#if defined(__CUDA_ARCH__)
+  constexpr int kLine = 128;
+  if (!p) return;
+  for (int64_t i = int64_t(threadIdx.x) * kLine; i < bytes; i += int64_t(blockDim.x) * kLine)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p) + i));
+#endif
+}
+
 #ifndef EF_CUDA_EMULATED
 __device__ inline void wait_for_earlier() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -1,5 +1,6 @@
 // How tiles are cut for a shape, and the launchers of matvec, gated_matvec and route_linear.
 #include "matvec_kernel.cuh"
+#include "single.cuh"
 
 namespace ef::cuda {
 namespace {
@@ -195,6 +196,7 @@ const auto kNothingBehind = [](int) { return uint64_t(0); };
 cudaError_t matvec(const MatvecParams& p, cudaStream_t stream) {
   if (p.rows <= 0) return cudaSuccess;
   if (p.rows > kMatvecRows || p.count < 1 || p.count > 3 || (p.add_to && p.count != 1)) return cudaErrorInvalidValue;
+  if (single_matvec_takes(p)) return single_matvec(p, stream);
   MatvecJob job;
   job.layout.cols = int(p.cols);
   job.in = p.in, job.rows = p.rows;

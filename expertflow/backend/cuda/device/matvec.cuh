@@ -157,16 +157,6 @@ struct Ring {
   int depth, slot_bytes, cols, at = 0;
 };
 
-// Asks for memory that will be read later, whatever earlier kernels do: weights alone. All threads of the block.
-__device__ inline void ask_for([[maybe_unused]] const void* p, [[maybe_unused]] int64_t bytes) {
-#if defined(__CUDA_ARCH__)
-  constexpr int kLine = 128;
-  if (!p) return;
-  for (int64_t i = int64_t(threadIdx.x) * kLine; i < bytes; i += int64_t(blockDim.x) * kLine)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p) + i));
-#endif
-}
-
 // Sums v[i] over each `lanes` neighbouring lanes (at least kCount, a power of two): lane l of them gets that of
 // i = l % kCount.
 template <int kCount, int kMask = 1>

@@ -2,6 +2,7 @@
 #include "carve.cuh"
 #include "group.cuh"
 #include "routed_kernel.cuh"
+#include "single.cuh"
 
 namespace ef::cuda {
 namespace {
@@ -97,6 +98,7 @@ cudaError_t routed_matvec(const RoutedParams& p, cudaStream_t stream) {
   if (assignments > INT32_MAX) return cudaErrorInvalidValue;
   Carve carve(p.scratch);
   const Scratch s = carve_scratch(carve, p);
+  if (single_routed_takes(p)) return single_routed(p, reinterpret_cast<float*>(s.middle), stream);
   RoutedJob job;
   job.p = p;
   job.round_middle = in_integers(p.meet, p.down_format);

@@ -273,7 +273,7 @@ void route_case(Fmt format, int experts, int64_t cols, int rows, bool timed) {
     p.in.normed = normed.get();
     p.cols = cols, p.format = format, p.router = router.of(copy), p.logits = logits.get();
     p.route = route_of(experts, kTopK, rows, logits.get(), ids.get(), weights.get()), p.arrived = arrived.get();
-    return route_linear(p, stream);
+    return rows > kMatvecRows ? route_rows(p, stream) : route_linear(p, stream);
   };
   const auto naive = [&](int copy, cudaStream_t stream) {
     cudaError_t error = norm({false, rows, cols, 1e-6f, weight.get(), nullptr, x.get(), normed.get()}, stream);
@@ -486,7 +486,7 @@ void run_ops(bool timed) {
                Meet::kQ8, timed);
   product_case("q, k, v", {{Fmt::kQ4K, 4096 / scale}}, hidden, 1, Meet::kF32, timed);
   for (const Fmt format : {Fmt::kF32, Fmt::kBF16})
-    for (const int rows : {1, 8}) route_case(format, experts, hidden, rows, timed);
+    for (const int rows : {1, 8, 16}) route_case(format, experts, hidden, rows, timed);
   for (const int rows : {1, 2, 4, 8, 16, 64}) {
     routed_case(Fmt::kQ4K, Fmt::kQ6K, hidden, ffn, experts, 8, rows, timed);
     routed_case(Fmt::kBF16, Fmt::kBF16, hidden, ffn, experts, 8, rows, timed);

@@ -525,6 +525,74 @@ TEST_P(Formats, RoutedFew) {
   test_routed(random, c, "few rows");
 }
 
+// Sums over ranks that a norm and a product take over, against the same three one after the other: to the last bit.
+TEST(RoutedGemm, LeavesItsSums) {
+  Random random(23);
+  const int experts = 5, top_k = 3;
+  for (const auto& [format, rows, hidden] :
+       {std::tuple<Fmt, int64_t, int64_t>{Fmt::kQ4K, 5, 512}, {Fmt::kBF16, 16, 200}, {Fmt::kQ8_0, 32, 2080}}) {
+    const int64_t ffn = 256, n = 70;
+    std::vector<std::unique_ptr<Matrix>> matrices;
+    std::vector<ExpertEntry> entries;
+    for (int e = 0; e < experts; ++e) {
+      for (const bool is_down : {false, false, true})
+        matrices.push_back(
+            std::make_unique<Matrix>(random, format, is_down ? hidden : ffn, is_down ? ffn : hidden, true));
+      const size_t at = matrices.size() - 3;
+      entries.push_back({matrices[at]->weights(), matrices[at + 1]->weights(), matrices[at + 2]->weights()});
+    }
+    std::vector<int32_t> ids = distinct(random, rows, experts, top_k);
+    ids[1] = -1;
+    const Matrix product(random, format, n, hidden, true);
+    const OnDevice<ExpertEntry> table(entries);
+    const OnDevice<int32_t> chosen(ids);
+    const OnDevice<float> x(normal(random, rows * hidden)), weights(normal(random, rows * top_k)),
+        norm_weight(normal(random, hidden));
+    const std::vector<float> before = normal(random, rows * hidden);
+    std::vector<float> outputs[2];
+    for (const bool apart : {true, false}) {
+      const std::vector<float> nothing(size_t(rows * hidden), kNan);
+      const OnDevice<float> sum(before), normed(nothing), out(std::vector<float>(size_t(rows * n), kNan));
+      RoutedParams p;
+      p.rows = rows, p.hidden = hidden, p.ffn = ffn, p.experts = experts, p.top_k = top_k;
+      p.gate_format = p.up_format = p.down_format = format;
+      p.table = table.data(), p.ids = chosen.data(), p.weights = weights.data(), p.x = x.data();
+      p.add_to = sum.data(), p.add_scale = 0.5f;
+      const NormParams norm{false, rows, hidden, 1e-5f, norm_weight.data(), nullptr, sum.data(), normed.data()};
+      GemmParams g;
+      g.format = format, g.w = product.weights(), g.rows = rows, g.n = n, g.cols = hidden;
+      g.x = normed.data(), g.x_stride = hidden, g.norm = &norm, g.out = out.data(), g.out_stride = n;
+      const uint64_t bytes = std::max(routed_gemm_scratch(p), gemm_scratch(g));
+      const OnDevice<uint8_t> scratch(std::vector<uint8_t>(bytes, 0xff));
+      p.scratch = g.scratch = scratch.data();
+      RankSums left;
+      ASSERT_EQ(routed_gemm(p, nullptr, &left), cudaSuccess);
+      ASSERT_NE(left.down, nullptr);
+      if (apart) {
+        ASSERT_EQ(rank_sums(left, nullptr), cudaSuccess);
+      } else {
+        g.sums = &left;
+        ASSERT_TRUE(gemm_takes_sums(g));
+      }
+      ASSERT_EQ(gemm(g, nullptr), cudaSuccess);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      scratch.read();
+      for (const OnDevice<float>* part : {&sum, &normed, &out}) {
+        const std::vector<float> numbers = part->read();
+        outputs[apart].insert(outputs[apart].end(), numbers.begin(), numbers.end());
+      }
+      // Other rows than those of the sums, or no room for what is narrowed: not taken, and refused.
+      left.room = gemm_scratch(g) - 1, g.sums = &left;
+      EXPECT_FALSE(gemm_takes_sums(g));
+      EXPECT_EQ(gemm(g, nullptr), cudaErrorInvalidValue);
+      left.room = bytes, left.p.add_to = nullptr;
+      EXPECT_FALSE(gemm_takes_sums(g));
+    }
+    for (const float v : outputs[1]) ASSERT_TRUE(std::isfinite(v));
+    EXPECT_EQ(outputs[0], outputs[1]) << rows << " rows";
+  }
+}
+
 TEST(RoutedGemm, FormatsMayDiffer) {
   Random random(10);
   Routed c;

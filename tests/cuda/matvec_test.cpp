@@ -214,6 +214,23 @@ TEST(Matvec, AddsTo) {
     }
 }
 
+// One row with weights of 16 bits has a kernel of its own: parts of long rows, fewer and more rows than warps.
+TEST(Matvec, OneRowOfSixteenBits) {
+  for (const Format format : {Format::kF16, Format::kBF16}) {
+    for (const int64_t cols : {256, 768, 1024, 2048, 4096, 8192})
+      for (const int64_t n : {1, 6, 700}) {
+        Case c;
+        c.formats = {format}, c.cols = cols, c.n = {n}, c.with_bias = n == 6, c.add = n == 700;
+        check(c);
+      }
+    Case c;
+    c.formats = {format, format, format}, c.n = {290, 33, 1}, c.cols = 2048, c.norm.on = true, c.with_bias = true;
+    check(c);
+    c.formats.pop_back(), c.n.pop_back(), c.cols = 512;
+    check(c);
+  }
+}
+
 // More activations than shared memory takes at once.
 TEST(Matvec, WideActivationsGoInParts) {
   Case c;
@@ -319,24 +336,28 @@ TEST(GatedMatvec, LongRowsOfFewNeurons) {
   check_gated(Format::kF16, Format::kF16, Meet::kQ8, 2, 9000, 3, Act::kSilu, false);
 }
 
-void check_route(RouteParams route, Format format, int64_t cols, bool norm, bool with_bias) {
+using Router = cudaError_t (*)(const RouteLinearParams&, cudaStream_t);
+
+void check_route(RouteParams route, Format format, int64_t cols, bool norm, bool with_bias,
+                 Router router_of = route_linear, int64_t more_stride = 0) {
   Case c;
-  c.cols = cols, c.rows = int(route.rows), c.norm.on = norm;
+  c.cols = cols, c.rows = int(route.rows), c.norm.on = norm, c.more_stride = more_stride;
   const Activations a(c);
   const Stored router(format, route.experts, cols, 41, with_bias, 0.1f);
   const OnDevice<float> logits(poisoned(route.rows * route.experts)), weights(poisoned(route.rows * route.top_k)),
       same_weights(poisoned(route.rows * route.top_k)), selection(normal(size_t(route.experts), 42, 0.1f));
   const std::vector<int32_t> none(size_t(route.rows * route.top_k), -1);
   const OnDevice<int32_t> ids(none), same_ids(none);
-  const OnDevice<unsigned> arrived({0});
+  const std::vector<unsigned> zeros(size_t(route_rows_counters(route.rows)), 0u);
+  const OnDevice<unsigned> arrived(zeros);
   if (route.score == Score::kSigmoid) route.selection_bias = selection.data();
   route.ids = ids.data(), route.weights = weights.data();
   RouteLinearParams p;
   p.in = a.in, p.cols = cols, p.format = router.fmt(), p.router = router.weights(), p.logits = logits.data();
   p.route = route, p.arrived = arrived.data();
-  ASSERT_EQ(route_linear(p, nullptr), cudaSuccess);
+  ASSERT_EQ(router_of(p, nullptr), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(arrived.read()[0], 0u);
+  EXPECT_EQ(arrived.read(), zeros);
   a.check_normed(c);
 
   const std::vector<float> found = logits.read();
@@ -382,6 +403,53 @@ TEST(RouteLinear, Groups) {
   route.rows = 4, route.experts = 64, route.top_k = 6, route.groups = 8, route.top_groups = 3;
   route.score = Score::kSigmoid, route.sum_of_top2 = true;
   check_route(route, Format::kF32, 256, true, false);
+}
+
+TEST(RouteRows, LogitsAndChoice) {
+  RouteParams route;
+  route.experts = 128, route.top_k = 8, route.renormalise = true;
+  const Format formats[] = {Format::kF32, Format::kBF16, Format::kF16};
+  int turn = 0;
+  for (const int rows : {1, 3, 8, 15, 16, 17, 40, 64}) {
+    route.rows = rows;
+    check_route(route, formats[turn % 3], turn % 2 ? 512 : 2048, true, turn % 2, route_rows, turn % 3 ? 0 : 4);
+    ++turn;
+  }
+  route.rows = 5;
+  for (const Score score : {Score::kSoftmax, Score::kSigmoid, Score::kSoftmaxAfterTopK, Score::kSparsemixer}) {
+    route.score = score, route.top_k = score == Score::kSparsemixer ? 2 : 6, route.jitter_eps = 0.01f;
+    check_route(route, Format::kF32, 260, true, true, route_rows);
+  }
+}
+
+TEST(RouteRows, NumbersOfExperts) {
+  for (const int experts : {3, 33, 160, 513}) {
+    RouteParams route;
+    route.rows = 19, route.experts = experts, route.top_k = 3, route.scale = 2.5f;
+    check_route(route, Format::kF32, 2056, true, true, route_rows);
+  }
+}
+
+TEST(RouteRows, RefusesWhatItCannotDo) {
+  const OnDevice<float> x(normal(4 * 64, 1)), weight(normal(64, 2));
+  RouteLinearParams p;
+  p.in.x = x.data(), p.in.stride = 64, p.in.norm_weight = weight.data();
+  p.cols = 64, p.router = {reinterpret_cast<const uint8_t*>(weight.data()), nullptr, nullptr};
+  p.route.rows = 4, p.route.experts = 8, p.route.top_k = 2;
+  EXPECT_TRUE(route_rows_takes(p));
+  const auto refused = [&](auto change) {
+    RouteLinearParams other = p;
+    change(other);
+    EXPECT_FALSE(route_rows_takes(other));
+    EXPECT_EQ(route_rows(other, nullptr), cudaErrorInvalidValue);
+  };
+  refused([](RouteLinearParams& o) { o.in.norm_weight = nullptr; });
+  refused([](RouteLinearParams& o) { o.in.centred = true; });
+  refused([](RouteLinearParams& o) { o.in.norm_bias = o.in.norm_weight; });
+  refused([](RouteLinearParams& o) { o.in.x += 1; });
+  refused([](RouteLinearParams& o) { o.cols = 62; });
+  refused([](RouteLinearParams& o) { o.format = Fmt::kQ8_0; });
+  refused([](RouteLinearParams& o) { o.route.rows = kRouteRows + 1; });
 }
 
 }  // namespace

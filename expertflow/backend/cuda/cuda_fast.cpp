@@ -13,9 +13,8 @@ namespace {
 constexpr int64_t kDenseGemmRows = 5;
 // Rows of a layer event, likewise: below, few experts have more than a handful of rows.
 constexpr int64_t kRoutedGemmRows = 65;
-// Rows from which a norm, a product and a choice in three launches win over all of them in one, whose last block alone
-// chooses for all rows.
-constexpr int64_t kRouteApartRows = 3;
+// Rows up to which a router is a matrix-vector product, whose blocks hold all rows.
+constexpr int64_t kOneBlockRoutes = 2;
 
 void* scratch_bytes(CudaStream& stream, uint64_t bytes) {
   return stream.scratch((bytes + sizeof(float) - 1) / sizeof(float));
@@ -68,6 +67,12 @@ void many_rows(CudaStream& stream, GemmParams p, bool exact) {
     return;
   }
   p.scratch = scratch_bytes(stream, gemm_scratch(p));
+  RankSums sums;
+  p.sums = p.norm ? stream.left() : nullptr;
+  if (gemm_takes_sums(p))
+    sums = stream.take(), p.sums = &sums;
+  else
+    p.sums = nullptr;
   check(gemm(p, stream.handle()), "linear of many rows");
 }
 
@@ -191,16 +196,22 @@ void Fast::gated_linear(CudaStream& stream, const GatedLinearArgs& a) const {
 void Fast::norm_route(CudaStream& stream, const NormRouteArgs& a) const {
   RouterArgs choice = a.route;
   choice.logits = a.logits;
-  if (a.norm.rows >= kRouteApartRows) {
+  RouteLinearParams p;
+  const RouteParams whole = route_params(choice);
+  p.in = input_of(a.norm), p.cols = a.norm.width;
+  p.format = fmt_of(a.router), p.router = weights_of(a.router, a.bias);
+  p.logits = a.logits, p.route = whole;
+  if (a.norm.rows > kOneBlockRoutes && route_rows_takes(p)) {
+    p.arrived = stream.counters(uint64_t(route_rows_counters(a.norm.rows)));
+    check(route_rows(p, stream.handle()), "route several rows");
+    return;
+  }
+  if (a.norm.rows > kOneBlockRoutes) {
     cuda::norm(stream, a.norm);
     many_rows(stream, gemm_of({a.router, a.bias, a.norm.rows, a.norm.out, a.logits}), true);
     cuda::route(stream, choice);
     return;
   }
-  RouteLinearParams p;
-  const RouteParams whole = route_params(choice);
-  p.cols = a.norm.width;
-  p.format = fmt_of(a.router), p.router = weights_of(a.router, a.bias);
   p.arrived = stream.counters(1);
   for (int64_t first = 0; first < a.norm.rows; first += kMatvecRows) {
     p.in = rows_from(input_of(a.norm), first, a.norm.width);
@@ -250,7 +261,9 @@ void Fast::routed(CudaStream& stream, const RoutedExpertsArgs& a, Way way) const
       way == Way::kByShape ? a.rows >= tuning_.rows(shape_of(a), kRoutedGemmRows) : way == Way::kManyRows;
   if (many_of_them && tensor_cores) {
     p.scratch = scratch_bytes(stream, routed_gemm_scratch(p));
-    check(routed_gemm(p, stream.handle()), "experts of many rows");
+    RankSums left;
+    check(routed_gemm(p, stream.handle(), &left), "experts of many rows");
+    if (left.down) stream.leave(left);
     return;
   }
   // Without tensor cores, many rows go in portions.

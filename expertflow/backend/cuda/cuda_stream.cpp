@@ -42,7 +42,12 @@ CudaStream::~CudaStream() {
   (void)cudaStreamDestroy(stream_);
 }
 
+void CudaStream::finish() {
+  if (left_) check(rank_sums(take(), stream_), "sums over ranks");
+}
+
 void CudaStream::synchronize() {
+  finish();
   if (profiling_) profile_->let_go();
   check(cudaStreamSynchronize(stream_), "wait for a stream");
   if (profiling_) profile_->restart();
@@ -59,12 +64,14 @@ bool CudaStream::begin_profile() {
 }
 
 StreamProfile CudaStream::end_profile() {
+  finish();
   profiling_ = false;
   return profile_->end();
 }
 
 bool CudaStream::replay(uint64_t key) {
   if (profiling_) return false;
+  finish();
   for (auto it = graphs_.begin(); it != graphs_.end(); ++it) {
     if (it->key != key) continue;
     graphs_.splice(graphs_.begin(), graphs_, it);
@@ -76,6 +83,7 @@ bool CudaStream::replay(uint64_t key) {
 
 void CudaStream::begin_recording(uint64_t key) {
   EF_DCHECK(recording_ == Recording::kNone);
+  finish();
   recording_key_ = key;
   recording_ = passed_.contains(key) && !profiling_ ? Recording::kCapture : Recording::kFirstPass;
   if (recording_ == Recording::kCapture)
@@ -83,6 +91,7 @@ void CudaStream::begin_recording(uint64_t key) {
 }
 
 void CudaStream::end_recording() {
+  finish();
   if (std::exchange(recording_, Recording::kNone) == Recording::kFirstPass) {
     passed_.insert(recording_key_);
     return;
@@ -103,6 +112,7 @@ void CudaStream::end_recording() {
 }
 
 void CudaStream::abandon_recording() noexcept {
+  left_.reset();
   if (std::exchange(recording_, Recording::kNone) != Recording::kCapture) return;
   cudaGraph_t graph = nullptr;
   if (cudaStreamEndCapture(stream_, &graph) == cudaSuccess) (void)cudaGraphDestroy(graph);
@@ -152,7 +162,7 @@ double CudaStream::seconds_of(const std::function<void()>& work) {
   for (float& ms : milliseconds) {
     check(cudaEventRecord(begin.get(), stream_), "record an event");
     work();
-    check(cudaEventRecord(end.get(), stream_), "record an event");
+    check(cudaEventRecord(end.get(), handle()), "record an event");
     check(cudaEventSynchronize(end.get()), "wait for an event");
     check(cudaEventElapsedTime(&ms, begin.get(), end.get()), "read an event");
   }
@@ -174,6 +184,7 @@ uint64_t CudaStream::room(uint64_t bytes) {
 }
 
 void CudaStream::copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind kind, const char* what) {
+  finish();
   if (profiling_) check(profile_->before(stream_), what);
   check(cudaMemcpyAsync(to, from, bytes, kind, stream_), what);
   if (profiling_) check(profile_->after_copy(what), what);

@@ -9,10 +9,13 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "expertflow/backend/backend.h"
+#include "expertflow/backend/cuda/device/fast.h"
 
 namespace ef::cuda {
 
@@ -42,7 +45,16 @@ class CudaStream final : public Stream {
   bool begin_profile() override;
   StreamProfile end_profile() override;
   void reserve(uint64_t scratch_bytes) override;
-  cudaStream_t handle() const { return stream_; }
+  /// For what is queued next: sums that were left are queued now.
+  cudaStream_t handle() {
+    finish();
+    return stream_;
+  }
+
+  /// Sums that an op leaves to the one behind it, which takes them or, by its handle(), has them made first.
+  void leave(const RankSums& sums) { left_ = sums; }
+  const RankSums* left() const { return left_ ? &*left_ : nullptr; }
+  RankSums take() { return *std::exchange(left_, std::nullopt); }
 
   /// Copies bytes to the device in stream order; the host's bytes may change as soon as this returns. The device
   /// address is good for kernels queued before the next call that stages anything.
@@ -66,6 +78,7 @@ class CudaStream final : public Stream {
     cudaGraphExec_t exec;
   };
   void drop_graphs() noexcept;
+  void finish();
 
   uint64_t room(uint64_t bytes);  // offset of free staging space
   void copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind kind, const char* what);
@@ -77,6 +90,7 @@ class CudaStream final : public Stream {
   std::shared_ptr<std::byte> pinned_;  // what is staged, at the same offsets on both sides
   Buffer staged_;
   uint64_t used_ = 0;
+  std::optional<RankSums> left_;
   Buffer scratch_, counters_;
   Recording recording_ = Recording::kNone;
   uint64_t recording_key_ = 0;

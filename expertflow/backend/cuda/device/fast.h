@@ -69,6 +69,12 @@ struct RouteLinearParams {
   unsigned* arrived = nullptr;
 };
 cudaError_t route_linear(const RouteLinearParams&, cudaStream_t);
+/// The same for more rows, up to kRouteRows, where route_rows_takes() says so: an RMS norm, 16- or 32-bit floats, rows
+/// that begin at multiples of 16 bytes. `arrived`: route_rows_counters() of them.
+constexpr int64_t kRouteRows = 64;
+bool route_rows_takes(const RouteLinearParams&);
+int64_t route_rows_counters(int64_t rows);
+cudaError_t route_rows(const RouteLinearParams&, cudaStream_t);
 
 /// An expert's matrices where they lie.
 struct ExpertEntry {
@@ -96,7 +102,15 @@ uint64_t routed_matvec_scratch(const RoutedParams&);
 cudaError_t routed_matvec(const RoutedParams&, cudaStream_t);
 /// Tensor cores over tiles of each expert's rows: for many rows. Choices are grouped on the device.
 uint64_t routed_gemm_scratch(const RoutedParams&);
-cudaError_t routed_gemm(const RoutedParams&, cudaStream_t);
+/// The last of it, the sums over ranks, may be left to the op behind it, which then has the rows at hand: where `left`
+/// is given and gets `down`.
+struct RankSums {
+  RoutedParams p;
+  const float* down = nullptr;  ///< [assignments, hidden], in scratch
+  uint64_t room = 0;            ///< bytes of scratch before it, free by now
+};
+cudaError_t routed_gemm(const RoutedParams&, cudaStream_t, RankSums* left = nullptr);
+cudaError_t rank_sums(const RankSums&, cudaStream_t);
 
 /// out[r] = w * x[r] + bias, or add_to[r] += add_scale * that: any number of rows, tensor cores. Matrices that share
 /// their input go together: x is rounded once, and narrow matrices fill the device. Both factors meet as bfloat16 where
@@ -109,6 +123,7 @@ struct GemmParams {
   const float* x = nullptr;
   int64_t x_stride = 0;
   const NormParams* norm = nullptr;  ///< of x, on the host: what is multiplied are its rows, and x is its result
+  const RankSums* sums = nullptr;  ///< on the host; where gemm_takes_sums(): they are made first, and scratch is theirs
   float* out = nullptr;
   int64_t out_stride = 0;
   float* add_to = nullptr;  ///< [rows, n], rows out_stride apart
@@ -119,6 +134,8 @@ struct GemmParams {
 };
 uint64_t gemm_scratch(const GemmParams&);
 cudaError_t gemm(const GemmParams&, cudaStream_t);
+/// Whether p.norm is of p.sums, and one launch makes the sums, normalises and narrows them.
+bool gemm_takes_sums(const GemmParams&);
 /// The same for one matrix in float32 throughout; no scratch.
 cudaError_t gemm_exact(const GemmParams&, cudaStream_t);
 

@@ -93,19 +93,38 @@ uint64_t gemm_scratch(const GemmParams& p) {
   return carve.bytes();
 }
 
+namespace {
+
+// One launch normalises and narrows where one kind of input is wanted and a block can hold a row.
+bool narrows_norm(const GemmParams& p, const Inputs& in) {
+  return p.norm && narrow_norms(p.cols) && (in.kind[0].chunks == 0) != (in.kind[1].chunks == 0);
+}
+
+}  // namespace
+
+bool gemm_takes_sums(const GemmParams& p) {
+  if (!p.norm || !p.sums || p.rows > kMostFewRows) return false;
+  Carve carve(nullptr);
+  const Inputs in = carve_inputs(carve, p);
+  const RoutedParams& routed = p.sums->p;
+  return narrows_norm(p, in) && routed.add_to == p.norm->x && routed.rows == p.rows && routed.hidden == p.cols &&
+         p.cols % 8 == 0 && reinterpret_cast<uintptr_t>(routed.add_to) % 16 == 0 && carve.bytes() <= p.sums->room;
+}
+
 cudaError_t gemm(const GemmParams& p, cudaStream_t stream) {
   if (p.rows <= 0) return cudaSuccess;
   if (p.more < 0 || p.more > 2 || (p.more > 0 && p.add_to) || !fits(p.rows, p.cols)) return cudaErrorInvalidValue;
+  if (p.sums && !gemm_takes_sums(p)) return cudaErrorInvalidValue;
   Carve carve(p.scratch);
   const Inputs in = carve_inputs(carve, p);
-  // One launch does both where one kind of input is wanted and a block can hold a row.
-  const bool norm_too = p.norm && narrow_norms(p.cols) && (in.kind[0].chunks == 0) != (in.kind[1].chunks == 0);
+  const bool norm_too = narrows_norm(p, in);
   if (p.norm && !norm_too)
     if (const cudaError_t error = norm(*p.norm, stream); error != cudaSuccess) return error;
   for (int kind = 0; kind < 2; ++kind) {
     if (in.kind[kind].chunks == 0) continue;
-    const cudaError_t error = norm_too ? narrow_norm(Narrow(kind), *p.norm, in.kind[kind], stream)
-                                       : narrow(Narrow(kind), p.x, p.x_stride, p.rows, p.cols, in.kind[kind], stream);
+    const cudaError_t error = p.sums     ? narrow_sums(Narrow(kind), *p.sums, *p.norm, in.kind[kind], stream)
+                              : norm_too ? narrow_norm(Narrow(kind), *p.norm, in.kind[kind], stream)
+                                         : narrow(Narrow(kind), p.x, p.x_stride, p.rows, p.cols, in.kind[kind], stream);
     if (error != cudaSuccess) return error;
   }
   // Matrices of one format share a launch.

@@ -72,13 +72,20 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
   EF_DYNAMIC_SHARED(uint8_t, memory);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = blockDim.x / 32, t = lane % 4, r = lane / 4;
   uint8_t* const ring = memory + warp * U::kDepth * U::kSlot;
-  let_later_start();
-  // Weights alone are safe before earlier kernels have ended; with a table, these say which.
-  if (p.tiles) wait_for_earlier();
+  // Weights alone are safe before earlier kernels have ended; with tiles, these say which, unless they are settled.
+  const bool early = !p.tiles || p.settled;
+  if (!early) {
+    if (blockIdx.x == 0 && blockIdx.y == 0) ask_for(p.table, int64_t(sizeof(ExpertEntry)) * p.experts);
+    wait_for_earlier();
+  }
+  let_later_start();  // with tiles not before: what comes behind may take them as settled
 
   const GemmBlock block(p);
   const Tile& tile = block.tile;
-  if (tile.rows == 0) return;
+  if (tile.rows == 0) {
+    if (early) wait_for_earlier();
+    return;
+  }
   const GemmPart& part = p.part[block.index];
   const Weights w = block.weights(p);
   // With pairs, the second half of a block's outputs are those of up for the neurons of the first.
@@ -129,7 +136,7 @@ __global__ void __launch_bounds__(32 * kMostSplit<kEights>, kLeastBlocks<kEights
     past[j] = int(address_of(row_at(8 * j + r) + int64_t(begin) * U::kBytes) % 16);
     scale_row[j] = (first_out + n) / 128 * ((p.cols + 127) / 128);
   }
-  if (!p.tiles) wait_for_earlier();
+  if (early) wait_for_earlier();
   // Rows beyond the tile's are computed and not stored.
   const uint4* x[kEights];
 #pragma unroll

@@ -44,6 +44,10 @@ struct GemmTask {
   const int32_t* tile_count = nullptr;
   int64_t most_tiles = 0;
   const ExpertEntry* table = nullptr;
+  int experts = 0;  ///< of the table
+  /// Tiles and what they are about were complete before the kernel just ahead began: they, and weights, may be read
+  /// before it has ended.
+  bool settled = false;
   /// Row of x and of out for a place of the order: null means the place itself.
   const int32_t *x_row = nullptr, *out_row = nullptr;
   int x_divisor = 1;
@@ -60,8 +64,10 @@ struct GemmTask {
 struct GemmBlock {
   __device__ explicit GemmBlock(const GemmTask& p) {
     if (p.tiles) {
-      const int64_t tiles = *p.tile_count;
-      tile = p.tiles[blockIdx.y];
+      // Not from this multiprocessor's cache: the kernel that wrote them may have ended after this one began.
+      const int32_t* at = reinterpret_cast<const int32_t*>(p.tiles + blockIdx.y);
+      const int64_t tiles = __ldcg(p.tile_count);
+      tile = {__ldcg(at), __ldcg(at + 1), __ldcg(at + 2)};
       if (int64_t(blockIdx.y) >= tiles) tile.rows = 0;
     } else {
       tile.first = int32_t(blockIdx.y) * p.tile_rows;
@@ -91,7 +97,7 @@ cudaError_t gemm_block32(Fmt, const GemmTask&, cudaStream_t);
 cudaError_t gemm_block256(Fmt, const GemmTask&, cudaStream_t);
 
 /// routed_gemm with tiles of 8, 16, 32, 64 or 128 rows.
-cudaError_t routed_gemm_tiled(const RoutedParams&, int tile_rows, cudaStream_t);
+cudaError_t routed_gemm_tiled(const RoutedParams&, int tile_rows, cudaStream_t, RankSums* left = nullptr);
 
 /// Blocks along the grid's first axis, each of so many outputs of one part.
 inline int64_t blocks_of(const GemmTask& task, int outputs) {

@@ -16,8 +16,9 @@ cudaError_t start(Narrow kind, const Source& source, int64_t rows, int64_t cols,
   if (rows <= 0) return cudaSuccess;
   Shape shape;
   shape.grid = unsigned(rows);
-  shape.block =
-      unsigned(min(int64_t(kMostNarrowThreads), ((to.chunks + kHeldChunks - 1) / kHeldChunks + 31) / 32 * 32));
+  // A norm waits for its sums: the fewer chunks a thread has, the sooner they are there.
+  const int64_t threads = Source::kNorm ? to.chunks : (to.chunks + kHeldChunks - 1) / kHeldChunks;
+  shape.block = unsigned(min(int64_t(kMostNarrowThreads), (threads + 31) / 32 * 32));
   shape.start = Start::kEarly;
   return launch(kind == Narrow::kBrain ? narrow_kernel<Narrow::kBrain, Source> : narrow_kernel<Narrow::kHalf, Source>,
                 shape, stream, source, cols, live, to);
@@ -39,6 +40,18 @@ cudaError_t narrow_norm(Narrow kind, const NormParams& p, const NarrowRows& to, 
   NormSource source;
   static_cast<PlainSource&>(source) = plain_source(p.x, p.width);
   source.norm = p;
+  return start(kind, source, p.rows, p.width, nullptr, to, stream);
+}
+
+cudaError_t narrow_sums(Narrow kind, const RankSums& sums, const NormParams& p, const NarrowRows& to,
+                        cudaStream_t stream) {
+  if (!narrow_norms(p.width) || p.width % 8 != 0 || !to.natural) return cudaErrorInvalidValue;
+  SumSource source;
+  static_cast<PlainSource&>(source) = plain_source(p.x, p.width);
+  source.norm = p;
+  source.ids = sums.p.ids, source.weights = sums.p.weights, source.down = sums.down;
+  source.add_to = sums.p.add_to, source.add_scale = sums.p.add_scale;
+  source.experts = sums.p.experts, source.top_k = sums.p.top_k;
   return start(kind, source, p.rows, p.width, nullptr, to, stream);
 }
 

@@ -25,6 +25,9 @@ cudaError_t narrow(Narrow, const float* x, int64_t stride, int64_t rows, int64_t
 /// norm()'s rows, which go to p.out too where there is one; for widths that narrow_norms() takes.
 bool narrow_norms(int64_t cols);
 cudaError_t narrow_norm(Narrow, const NormParams& p, const NarrowRows&, cudaStream_t);
+/// narrow_norm() of sums over ranks, which are added where they are to be; for widths that are multiples of 8 too, and
+/// rows in their natural order.
+cudaError_t narrow_sums(Narrow, const RankSums&, const NormParams&, const NarrowRows&, cudaStream_t);
 /// act(gate[r], up[r]), as activation() has it: kind, alpha, limit, rows, width, in_stride, gate and up are read.
 /// `live` as for narrow().
 cudaError_t narrow_gated(Narrow, const ActivationParams&, const int32_t* live, const NarrowRows&, cudaStream_t);

@@ -13,7 +13,7 @@ constexpr int kHeldChunks = 2;
 constexpr int kMostNarrowThreads = 512;
 
 struct PlainSource {
-  static constexpr bool kNorm = false;
+  static constexpr bool kNorm = false, kSums = false;
   const float* x;
   int64_t stride;
   bool by_two;  // pairs are aligned
@@ -31,8 +31,40 @@ struct NormSource : PlainSource {
   NormParams norm;
 };
 
+// Rows that are sums over ranks, as combine_kernel makes them, added to what is there; then normalised.
+struct SumSource : NormSource {
+  static constexpr bool kSums = true;
+  const int32_t* ids;
+  const float *weights, *down;
+  float* add_to;
+  float add_scale;
+  int experts, top_k;
+  // Columns c to c + 7.
+  __device__ void octet(int64_t row, int64_t c, int64_t cols, float (&v)[8]) const {
+    float4* const to = reinterpret_cast<float4*>(add_to + row * cols + c);
+    const float4 before[2] = {to[0], to[1]};
+    float sum[8] = {};
+#pragma unroll 8
+    for (int k = 0; k < top_k; ++k) {
+      // Read in any case, so that the loads go together; without an expert there is no place, and nothing computed.
+      const int id = ids[row * top_k + k];
+      const float weight = weights[row * top_k + k];
+      const float4* from = reinterpret_cast<const float4*>(down + (row * top_k + k) * cols + c);
+      const float4 a = from[0], b = from[1];
+      const float part[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = id >= 0 && id < experts ? sum[i] + weight * part[i] : sum[i];
+    }
+    v[0] = before[0].x + add_scale * sum[0], v[1] = before[0].y + add_scale * sum[1];
+    v[2] = before[0].z + add_scale * sum[2], v[3] = before[0].w + add_scale * sum[3];
+    v[4] = before[1].x + add_scale * sum[4], v[5] = before[1].y + add_scale * sum[5];
+    v[6] = before[1].z + add_scale * sum[6], v[7] = before[1].w + add_scale * sum[7];
+    to[0] = make_float4(v[0], v[1], v[2], v[3]), to[1] = make_float4(v[4], v[5], v[6], v[7]);
+  }
+};
+
 struct GatedSource {
-  static constexpr bool kNorm = false;
+  static constexpr bool kNorm = false, kSums = false;
   PlainSource gate, up;
   Act kind;
   float alpha, limit;
@@ -89,10 +121,17 @@ __device__ void narrow_row(const Source& source, const int64_t row, const int64_
   }
   wait_for_earlier();
   const auto read = [&](int64_t chunk, float(&v)[8]) {
+    if constexpr (Source::kSums) {
+      if (8 * chunk < cols)
+        source.octet(row, 8 * chunk, cols, v);
+      else
+        for (float& zero : v) zero = 0;
+    } else {
 #pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const float2 two = source.pair(row, column(chunk, t), cols);
-      v[2 * t] = two.x, v[2 * t + 1] = two.y;
+      for (int t = 0; t < 4; ++t) {
+        const float2 two = source.pair(row, column(chunk, t), cols);
+        v[2 * t] = two.x, v[2 * t + 1] = two.y;
+      }
     }
   };
   // Magnitudes as integers: they compare like the floats, and infinities and NaNs come last.

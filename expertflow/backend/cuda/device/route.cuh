@@ -167,6 +167,11 @@ __device__ inline void sparsemixer(const RouteParams& p, const float* logits, Sp
   }
 }
 
+// Floats of a row's logits and, behind them, of what route_row() takes.
+__host__ __device__ inline int row_floats(const RouteParams& p) {
+  return 3 * p.experts + p.groups + p.top_k + (p.experts + p.groups + 3) / 4;
+}
+
 // ids and weights of a row from its logits, which may be in shared memory. All lanes take part.
 __device__ inline void route_row(const RouteParams& p, int64_t row, const float* logits, float* memory, int lane) {
   Space s(p, memory);

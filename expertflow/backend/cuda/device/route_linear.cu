@@ -5,11 +5,6 @@
 namespace ef::cuda {
 namespace {
 
-// Floats of a row's logits and of what route_row() takes.
-__host__ __device__ int row_floats(const RouteParams& p) {
-  return 3 * p.experts + p.groups + p.top_k + (p.experts + p.groups + 3) / 4;
-}
-
 template <int R>
 __global__ void __launch_bounds__(kLanes* kMostWarps, R <= 2 ? 2 : 1)
     route_linear_kernel(const MatvecJob job, const RouteParams route, unsigned* arrived) {
@@ -26,7 +21,7 @@ __global__ void __launch_bounds__(kLanes* kMostWarps, R <= 2 ? 2 : 1)
   float* space = reinterpret_cast<float*>(memory + job.layout.ring_at);
   const int lane = int(threadIdx.x) % kLanes;
   for (int row = int(threadIdx.x) / kLanes; row < job.rows; row += int(blockDim.x) / kLanes) {
-    float* logits = space + row * row_floats(route);
+    float* logits = space + row * routing::row_floats(route);
     // Other blocks wrote them: not from this multiprocessor's cache.
     for (int e = lane; e < route.experts; e += kLanes) logits[e] = __ldcg(route.logits + row * route.experts + e);
     __syncwarp();
@@ -36,7 +31,9 @@ __global__ void __launch_bounds__(kLanes* kMostWarps, R <= 2 ? 2 : 1)
 
 }  // namespace
 
-size_t route_space(const RouteParams& p, int rows) { return sizeof(float) * size_t(rows) * size_t(row_floats(p)); }
+size_t route_space(const RouteParams& p, int rows) {
+  return sizeof(float) * size_t(rows) * size_t(routing::row_floats(p));
+}
 
 cudaError_t route_floats(const MatvecJob& job, const RouteParams& route, unsigned* arrived, const Shape& shape,
                          cudaStream_t stream) {

@@ -11,7 +11,8 @@ struct Scratch {
   GroupParams group;
   NarrowRows x[2];  // by Narrow; without data where neither gate nor up takes it
   NarrowRows gated;
-  float* wide = nullptr;  // [places, 2 ffn]: gate and up; then [assignments, hidden]: down
+  float* wide = nullptr;     // [places, 2 ffn]: gate and up; then [assignments, hidden]: down
+  uint64_t before_wide = 0;  // bytes
 };
 
 constexpr int kSmallTile = 64, kLargeTile = 128;
@@ -31,6 +32,7 @@ Scratch carve_scratch(Carve& carve, const RoutedParams& p, int tile_rows) {
     if (x.chunks == 0) x = carve_narrow(carve, p.rows, p.hidden, natural);
   }
   s.gated = carve_narrow(carve, assignments, p.ffn, natural);
+  s.before_wide = carve.bytes();
   s.wide = carve.take<float>(assignments * max(2 * p.ffn, p.hidden));
   return s;
 }
@@ -105,7 +107,7 @@ GemmTask task_for(const RoutedParams& p, const Scratch& s) {
   task.rows = s.group.assignments, task.tile_rows = s.group.tile_rows;
   task.tiles = s.group.tiles, task.tile_count = s.group.totals;
   task.most_tiles = most_tiles(s.group.assignments, p.experts, s.group.tile_rows);
-  task.table = p.table;
+  task.table = p.table, task.experts = p.experts;
   task.few = s.group.tile_rows <= kMostFewRows;
   return task;
 }
@@ -184,6 +186,7 @@ cudaError_t narrow_middle(const RoutedParams& p, const Scratch& s, cudaStream_t 
 
 cudaError_t down(const RoutedParams& p, const Scratch& s, cudaStream_t stream) {
   GemmTask task = task_for(p, s);
+  task.settled = task.few;  // that kernel lets the one between it and this start once it has seen the tiles
   set_input(task, s.gated, p.ffn);
   task.out_row = s.group.order;
   add_part(task, part_for(Matrix::kDown, p.hidden, s.wide, p.hidden));
@@ -214,11 +217,13 @@ uint64_t routed_gemm_scratch(const RoutedParams& p) {
   return carve.bytes();
 }
 
-cudaError_t routed_gemm(const RoutedParams& p, cudaStream_t stream) {
-  return routed_gemm_tiled(p, tile_rows_of(p), stream);
+cudaError_t routed_gemm(const RoutedParams& p, cudaStream_t stream, RankSums* left) {
+  return routed_gemm_tiled(p, tile_rows_of(p), stream, left);
 }
 
-cudaError_t routed_gemm_tiled(const RoutedParams& p, int tile_rows, cudaStream_t stream) {
+cudaError_t rank_sums(const RankSums& sums, cudaStream_t stream) { return combine_routed(sums.p, sums.down, stream); }
+
+cudaError_t routed_gemm_tiled(const RoutedParams& p, int tile_rows, cudaStream_t stream, RankSums* left) {
   if (p.rows <= 0) return cudaSuccess;
   const int64_t assignments = p.rows * p.top_k;
   if (assignments > INT32_MAX || !fits(p.rows, p.hidden) || !fits(assignments, p.ffn)) return cudaErrorInvalidValue;
@@ -228,7 +233,12 @@ cudaError_t routed_gemm_tiled(const RoutedParams& p, int tile_rows, cudaStream_t
   if (error == cudaSuccess) error = gate_and_up(p, s, stream);
   if (error == cudaSuccess) error = narrow_middle(p, s, stream);
   if (error == cudaSuccess) error = down(p, s, stream);
-  return error == cudaSuccess ? combine_routed(p, s.wide, stream) : error;
+  if (error != cudaSuccess) return error;
+  if (left && p.add_to && p.rows <= kMostFewRows) {
+    left->p = p, left->down = s.wide, left->room = s.before_wide;
+    return cudaSuccess;
+  }
+  return combine_routed(p, s.wide, stream);
 }
 
 }  // namespace ef::cuda

@@ -5,6 +5,11 @@ set -euo pipefail
 source "$(dirname "$0")/models.sh"
 build_tools
 cmake --build --preset release -j "$(nproc)" --target bar_governor > /dev/null
-file=$bars/demo-4x4.gguf
-[ -e "$file" ] || "$bin" widen -q models/demo/demo-Q5_K_M.gguf "$file" 4 4 > /dev/null
-build/release/bin/bar_governor "$file" docs/guide.md || exit 1
+fast=$bars/demo-4x4.gguf slow=$bars/demo-2x16.gguf
+[ -e "$fast" ] || "$bin" widen -q models/demo/demo-Q5_K_M.gguf "$fast" 4 4 > /dev/null
+[ -e "$slow" ] || "$bin" widen -q models/demo/demo-Q5_K_M.gguf "$slow" 2 16 > /dev/null
+# A trained predictor, as ships with the model: of this width it has to be trained.
+predictor=$bars/demo-2x16.predictor.gguf text=build/release/predict-text/train
+[ -e "$predictor" ] || "$bin" train-predictor -q -m "$slow" --text "$text"/{english,zh,code,docs}.txt -o "$predictor" \
+  --expert-memory 100% --max-tokens 12288 --eval-tokens 0 --prediction-horizon 3
+build/release/bin/bar_governor "$fast" "$slow" "$predictor" docs/guide.md || exit 1

@@ -45,6 +45,7 @@ void Foresight::on_step(std::span<const TokenId> tokens, std::span<const int32_t
   routed_ = -1;
   for (auto& predictions : predicted_) predictions.clear();
   governor_.begin_step(clock_.now(), rows_);
+  step_stall_ = experts_.stats().stall_seconds;
   predictor_.begin_step({tokens, sequences, positions});
 }
 
@@ -205,7 +206,7 @@ void Foresight::score(LayerId layer, std::span<const ExpertId> wanted) {
 
 void Foresight::end_step(bool failed) {
   if (failed) return;
-  governor_.end_step(clock_.now());
+  governor_.end_step(clock_.now(), experts_.stats().stall_seconds - step_stall_);
   const CopyStats copies = pipeline_.stats();
   const double bytes = double(copies.bytes_read + copies.bytes_cancelled);
   controller_.on_copies(bytes - copied_bytes_, copies.busy_seconds - copied_seconds_);

@@ -98,6 +98,7 @@ class Foresight final : public ExpertsAhead, public StepObserver {
   std::vector<float> probabilities_;
   Duration event_time_{0};  // of the last event, with compute's waiting until then
   double event_stall_ = 0;
+  double step_stall_ = 0;                         // until the step began
   double copied_bytes_ = 0, copied_seconds_ = 0;  // that the controller knows of
   ForesightStats stats_;
 };

@@ -1,6 +1,7 @@
 #include "expertflow/engine/metrics_json.h"
 
 #include <fmt/format.h>
+#include <array>
 
 #include <cmath>
 
@@ -35,8 +36,10 @@ Json governor_json(const GovernorStats& g) {
                          {"ratio", r.ratio},
                          {"error", r.error},
                          {"reason", r.reason()}});
-  Json buckets = Json::array();
-  for (const PrefetchBucket& b : g.buckets) buckets.push_back(b.judged > 0 ? Json(b.used / b.judged) : Json(nullptr));
+  std::array<Json, 2> used{Json::array(), Json::array()};
+  for (size_t far = 0; far < 2; ++far)
+    for (const PrefetchBucket& b : g.buckets[far])
+      used[far].push_back(b.judged > 0 ? Json(b.used / b.judged) : Json(nullptr));
   return {{"mode", g.mode == PrefetchMode::kOn    ? "on"
                    : g.mode == PrefetchMode::kOff ? "off"
                                                   : "auto"},
@@ -56,9 +59,11 @@ Json governor_json(const GovernorStats& g) {
           {"issued_bytes", g.issued_bytes},
           {"used_bytes", g.used_bytes},
           {"unused_bytes", g.unused_bytes},
+          {"layer_seconds", g.layer_seconds},
           {"idle_seconds_per_layer", g.idle_seconds_per_layer},
           {"budget_bytes", g.budget_bytes},
-          {"used_share_by_probability", buckets},
+          {"used_share_by_probability", used[0]},
+          {"used_share_by_probability_beyond_next", used[1]},
           {"trials", g.trials},
           {"decisions", decisions}};
 }

@@ -19,15 +19,20 @@ double median(std::vector<double> values) {
 }  // namespace
 
 std::string TrialResult::reason() const {
+  if (pairs == 0) return fmt::format("off without a trial: a step waits for {:.1f} % of its time", 100 * possible);
   return fmt::format("{} after {} pairs: {:.3f} ms a step with, {:.3f} ms without, ratio {:.3f} +- {:.3f}",
                      on ? "on" : "off", pairs, 1e3 * on_seconds, 1e3 * off_seconds, ratio, error);
 }
 
-void BenefitTrial::add(double seconds) {
+void BenefitTrial::add(double seconds, double possible) {
+  if (!on()) {
+    const double keep = 1 - 1 / std::min(double(++possible_steps_), 32.);
+    possible_ = keep * possible_ + (1 - keep) * std::clamp(possible, 0., 1.);
+  }
   ++steps_;
   switch (phase_) {
     case Phase::kSettle:
-      if (steps_ >= uint64_t(options_.settle)) begin_trial();
+      if (steps_ >= uint64_t(options_.settle)) consider_trial();
       return;
     case Phase::kTrial:
       block_.push_back(seconds);
@@ -35,9 +40,20 @@ void BenefitTrial::add(double seconds) {
       return;
     case Phase::kHold:
       ++held_;
-      if (held_ >= hold_ || drifted(seconds)) begin_trial();
+      if (held_ >= hold_ || drifted(seconds)) consider_trial();
       return;
   }
+}
+
+// What is on is tried again whatever it may save: how much that is, only steps without it tell.
+void BenefitTrial::consider_trial() {
+  if (on_ || possible_ >= options_.least_possible) return begin_trial();
+  hold_ = options_.hold;
+  const bool known = !results_.empty() && results_.back().pairs == 0;
+  if (known) results_.pop_back();
+  TrialResult result;
+  result.step = steps_, result.possible = possible_;
+  conclude(std::move(result));
 }
 
 void BenefitTrial::begin_trial() {
@@ -68,19 +84,26 @@ void BenefitTrial::judge() {
   const double error = n > 1 ? std::sqrt(squares / (n - 1) / n) : 0;
   const double wanted = std::log1p(-options_.gain);
   if (pair_ >= options_.least_pairs && mean + options_.clear * error < wanted) return decide(true, mean, error);
-  if (pair_ >= options_.least_pairs && mean - options_.clear * error > wanted) return decide(false, mean, error);
+  if (pair_ >= options_.least_pairs && mean - options_.clear_off * error > wanted) return decide(false, mean, error);
   if (pair_ >= options_.most_pairs) decide(mean + error < wanted, mean, error);
 }
 
 void BenefitTrial::decide(bool on, double mean, double error) {
   const bool same = trials_ > 0 && on == on_;
   hold_ = same ? std::min(hold_ * 2, options_.most_hold) : options_.hold;
+  // In steps: every block of the worse side took so much longer.
+  const double lost = std::expm1(std::fabs(mean)) * double(pair_ * options_.block);
+  hold_ = std::max(hold_, std::min(uint64_t(lost / options_.most_cost), options_.most_hold));
   ++trials_;
   on_ = on;
+  TrialResult result{steps_, on, pair_, median(ons_), median(offs_), std::exp(mean), std::exp(mean) * error, possible_};
+  conclude(std::move(result));
+}
+
+void BenefitTrial::conclude(TrialResult result) {
   held_ = 0;
   usual_ = recent_ = 0;
   phase_ = Phase::kHold;
-  TrialResult result{steps_, on, pair_, median(ons_), median(offs_), std::exp(mean), std::exp(mean) * error};
   if (results_.size() == kKept) results_.erase(results_.begin());
   results_.push_back(std::move(result));
 }

@@ -1,6 +1,7 @@
 // Is it worth having? Blocks of steps with and without are run in turns, in pairs, until the ratio of their times is
-// clear; then the better one is kept for a while, longer each time the answer is the same. What cannot be told apart
-// stays off. Pure: step times come in, on or off goes out.
+// clear; then the better one is kept for a while: longer each time the answer is the same, and long enough for what the
+// trial cost to be a small share of it. What cannot be told apart stays off, and nothing is tried where there is
+// nothing to gain. Pure: step times come in, on or off goes out.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,14 +10,19 @@
 namespace ef {
 
 struct TrialOptions {
-  int settle = 4;       ///< steps before the first trial, off
-  int block = 6;        ///< steps of one side of a pair; the first is not counted
-  int least_pairs = 3;  ///< before a clear answer is believed
-  int most_pairs = 24;  ///< after which there is an answer anyhow
-  double clear = 2.5;   ///< standard errors that the mean of the log ratios is away from "as before"
-  double gain = 0.005;  ///< what on must save at least, as a share of a step
-  uint64_t hold = 256;  ///< steps until the next trial; doubled whenever it gives the same answer
+  int settle = 4;          ///< steps before the first trial, off
+  int block = 6;           ///< steps of one side of a pair; the first is not counted
+  int least_pairs = 3;     ///< before a clear answer is believed
+  int most_pairs = 24;     ///< after which there is an answer anyhow
+  double clear = 2.5;      ///< standard errors that the mean of the log ratios must be below "as before" to be on
+  double clear_off = 1.5;  ///< above it, to be off: a wrong "off" costs a gain until the next trial, no more
+  double gain = 0.005;     ///< what on must save at least, as a share of a step
+  uint64_t hold = 256;     ///< steps until the next trial; doubled whenever it gives the same answer
   uint64_t most_hold = 4096;
+  double most_cost = 0.003;  ///< of the time: what the trial lost is spread over the steps behind it
+  /// Without it, a step waits at least for this share of its time for what it could have had before: or nothing is
+  /// tried.
+  double least_possible = 0.02;
   double drift = 0.25;  ///< a change of step time, as a share, that brings the next trial forward
 };
 
@@ -26,6 +32,7 @@ struct TrialResult {
   int pairs = 0;
   double on_seconds = 0, off_seconds = 0;  ///< medians of the blocks' medians
   double ratio = 1, error = 0;             ///< on / off, and one standard error of it
+  double possible = 1;  ///< share of a step without it that it could save at most; pairs 0: too little
   std::string reason() const;
 };
 
@@ -36,8 +43,9 @@ class BenefitTrial {
   /// Whether the next step is to be run with it.
   bool on() const { return trying() ? side_on() : on_; }
   bool trying() const { return phase_ == Phase::kTrial; }
-  /// A step as on() said has taken so long.
-  void add(double seconds);
+  /// A step as on() said has taken so long. possible: the share of it that was waiting, at most 1; of steps without it,
+  /// that is what it could save.
+  void add(double seconds, double possible = 1);
 
   uint64_t steps() const { return steps_; }
   uint64_t trials() const { return trials_; }
@@ -49,10 +57,12 @@ class BenefitTrial {
   static constexpr size_t kKept = 16;
   // Pairs alternate which side is first, so that what drifts favours neither.
   bool side_on() const { return (pair_ % 2 == 0) == (side_ == 0); }
+  void consider_trial();
   void begin_trial();
   void end_block();
   void judge();
   void decide(bool on, double mean, double error);
+  void conclude(TrialResult result);
   bool drifted(double seconds);
 
   TrialOptions options_;
@@ -65,6 +75,8 @@ class BenefitTrial {
   std::vector<double> logs_, ons_, offs_;  // of the trial's pairs
   uint64_t held_ = 0, hold_ = 0;
   double usual_ = 0, recent_ = 0;  // seconds of a held step: at the decision, of late
+  double possible_ = 0;            // of steps without it, moving average
+  uint64_t possible_steps_ = 0;
   std::vector<TrialResult> results_;
 };
 

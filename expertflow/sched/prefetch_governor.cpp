@@ -31,21 +31,25 @@ void PrefetchGovernor::begin_step(Duration now, int64_t rows) {
   ahead_ = possible && (options_.mode == PrefetchMode::kOn || trial().on());
 }
 
-void PrefetchGovernor::end_step(Duration now) {
+void PrefetchGovernor::end_step(Duration now, double waited_seconds) {
   for (const auto& [key, issued] : issued_) judge(issued, false);  // layers that never came
   issued_.clear();
   if (options_.mode == PrefetchMode::kOff || rows_ > options_.most_rows) return;
   ++(ahead_ ? stats_.steps_on : stats_.steps_off);
-  if (options_.mode == PrefetchMode::kAuto) trial().add(seconds(now - step_begin_));
+  const double took = seconds(now - step_begin_);
+  if (options_.mode == PrefetchMode::kAuto) trial().add(took, took > 0 ? waited_seconds / took : 0.);
 }
 
 void PrefetchGovernor::on_event(LayerId layer, std::span<const ExpertId> wanted, const LinkView& link, Duration now) {
   if (rows_ > options_.most_rows) return;
   if (layer_known_) {
-    constexpr double kKeep = 0.95;
-    const double idle = std::max(0., seconds(now - layer_begin_) - (link.demand_busy_seconds - layer_busy_));
-    double& average = stats_.idle_seconds_per_layer;
-    average = average == 0 ? idle : kKeep * average + (1 - kKeep) * idle;
+    const auto average = [](double& mean, double value) {
+      constexpr double kKeep = 0.95;
+      mean = mean == 0 ? value : kKeep * mean + (1 - kKeep) * value;
+    };
+    const double layer = seconds(now - layer_begin_);
+    average(stats_.layer_seconds, layer);
+    average(stats_.idle_seconds_per_layer, std::max(0., layer - (link.demand_busy_seconds - layer_busy_)));
   }
   layer_known_ = true;
   layer_begin_ = now;
@@ -60,23 +64,25 @@ void PrefetchGovernor::judge(const Issued& issued, bool used) {
   constexpr double kRemembered = 512;
   ++(used ? stats_.used : stats_.unused);
   (used ? stats_.used_bytes : stats_.unused_bytes) += issued.bytes;
-  PrefetchBucket& bucket = stats_.buckets[std::min<size_t>(9, size_t(std::max(0.f, issued.probability) * 10))];
+  PrefetchBucket& bucket = stats_.buckets[issued.distance > 1][bucket_of(issued.probability)];
   bucket.judged += 1;
   bucket.used += used;
   if (bucket.judged > kRemembered) bucket.judged /= 2, bucket.used /= 2;
 }
 
 // What became of its like; until enough is known, what the predictor says.
-double PrefetchGovernor::expected(float probability) const {
+double PrefetchGovernor::expected(float probability, int distance) const {
   constexpr double kPrior = 8;
-  const PrefetchBucket& bucket = stats_.buckets[std::min<size_t>(9, size_t(std::max(0.f, probability) * 10))];
+  const PrefetchBucket& bucket = stats_.buckets[distance > 1][bucket_of(probability)];
   return (bucket.used + kPrior * double(probability)) / (bucket.judged + kPrior);
 }
 
-// Idle time until the layer's turn, as the link fills it, less what is on its way.
+// What the link moves until the layer's turn, less what is on its way. Demand's part of it is not taken off: most of
+// what is copied ahead would be demand otherwise, and the rest waits. Nothing where demand leaves the link no time at
+// all.
 double PrefetchGovernor::budget_bytes(int distance, const LinkView& link) const {
-  const double idle = stats_.idle_seconds_per_layer * double(distance) * options_.budget_share;
-  return link.bytes_per_second * idle - double(link.prefetch_bytes);
+  if (stats_.idle_seconds_per_layer <= 0) return 0;
+  return link.bytes_per_second * stats_.layer_seconds * double(distance) - double(link.prefetch_bytes);
 }
 
 PrefetchPlan PrefetchGovernor::plan(std::span<const PrefetchCandidate> candidates,
@@ -86,7 +92,7 @@ PrefetchPlan PrefetchGovernor::plan(std::span<const PrefetchCandidate> candidate
   stats_.candidates += candidates.size();
   stats_.budget_bytes = uint64_t(std::max(0., budget_bytes(1, link)));
   for (auto it = issued_.begin(); it != issued_.end();) {
-    if (still_likely(it->first, likely)) {
+    if (still_likely(it->first, it->second.distance, likely)) {
       ++it;
       continue;
     }
@@ -96,7 +102,7 @@ PrefetchPlan PrefetchGovernor::plan(std::span<const PrefetchCandidate> candidate
   }
   choose(candidates, held_bytes, link, plan);
   for (const PrefetchCandidate& candidate : plan.issue) {
-    issued_[candidate.key] = {candidate.probability, candidate.bytes};
+    issued_[candidate.key] = {candidate.probability, candidate.distance, candidate.bytes};
     ++stats_.issued;
     stats_.issued_bytes += candidate.bytes;
   }
@@ -104,11 +110,12 @@ PrefetchPlan PrefetchGovernor::plan(std::span<const PrefetchCandidate> candidate
 }
 
 // What is said of a layer replaces what was said before; of other layers nothing new is known.
-bool PrefetchGovernor::still_likely(ExpertKey key, std::span<const std::pair<ExpertKey, float>> likely) const {
+bool PrefetchGovernor::still_likely(ExpertKey key, int distance,
+                                    std::span<const std::pair<ExpertKey, float>> likely) const {
   bool layer_named = false;
   for (const auto& [other, probability] : likely) {
     layer_named |= other.layer == key.layer;
-    if (other == key) return expected(probability) >= options_.least_kept;
+    if (other == key) return expected(probability, distance) >= options_.least_kept;
   }
   return !layer_named;
 }
@@ -117,9 +124,9 @@ void PrefetchGovernor::choose(std::span<const PrefetchCandidate> candidates, uin
                               PrefetchPlan& plan) {
   std::vector<std::pair<double, const PrefetchCandidate*>> likely;
   for (const PrefetchCandidate& candidate : candidates) {
-    const double share = expected(candidate.probability);
+    const double share = expected(candidate.probability, candidate.distance);
     if (issued_.count(candidate.key) > 0) continue;
-    if (share < options_.least_expected)
+    if (share < (candidate.distance > 1 ? options_.least_far : options_.least_expected))
       ++stats_.unlikely;
     else
       likely.emplace_back(share, &candidate);
@@ -131,11 +138,10 @@ void PrefetchGovernor::choose(std::span<const PrefetchCandidate> candidates, uin
   std::map<int, double> due;  // bytes issued for each distance
   const auto fits = [&](const PrefetchCandidate& c) {
     due[c.distance];
-    double bytes = double(c.bytes);
+    double before = 0;  // copied first, or to be done by then
     for (const auto& [distance, issued] : due) {
-      bytes += issued;
-      // The last one may end late by half: it is promoted then, and most of it has come.
-      if (distance >= c.distance && bytes > budget_bytes(distance, link) + double(c.bytes) / 2) return false;
+      before += issued;
+      if (distance >= c.distance && before >= budget_bytes(distance, link)) return false;
     }
     return true;
   };

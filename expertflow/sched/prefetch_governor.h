@@ -1,11 +1,13 @@
 // What may be copied ahead of its layer, and whether anything should be. A predictor says what is likely, the governor
-// says what of it is worth the link: copies that the link's idle time holds before their layer's turn, likeliest first,
-// none at the cost of what is asked for. On and off are decided by trial (benefit_trial.h). Nothing is an answer.
+// says what of it is worth the link: copies that can begin before their layer's turn, likeliest first, none at the cost
+// of what is asked for: a copy ahead waits for every demand, and one that is late is a demand that has begun early. On
+// and off are decided by trial (benefit_trial.h). Nothing is an answer.
 //
 // Pure: times and counts come in, decisions go out. One thread. The engine and the replay laboratory use the same
 // object:
 //   begin_step; for each MoE layer: on_event, then plan if ahead(); end_step.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <map>
@@ -43,8 +45,8 @@ struct GovernorOptions {
   uint64_t pool_bytes = 0;      ///< of the fast tier
   double pool_share = 0.25;     ///< of it, for experts that nobody has asked for yet
   double least_expected = 0.4;  ///< share of its like that were used, below which a candidate is left alone
+  double least_far = 0.7;       ///< the same where its layer is not the next: there will be a nearer look
   double least_kept = 0.15;     ///< below which a queued copy is taken back when its layer is predicted anew
-  double budget_share = 1.0;    ///< of the idle time that may be filled
   int64_t most_rows = 31;       ///< rows of a step that is looked ahead in: more of them want nearly every expert
   TrialOptions trial;
 };
@@ -67,9 +69,11 @@ struct GovernorStats {
   uint64_t candidates = 0, issued = 0, unlikely = 0, over_budget = 0, over_share = 0, cancelled = 0;
   uint64_t used = 0, unused = 0;  ///< issued ones by their layer's event
   uint64_t issued_bytes = 0, used_bytes = 0, unused_bytes = 0;
-  double idle_seconds_per_layer = 0;         ///< no demanded copy was queued or under way, moving average
-  uint64_t budget_bytes = 0;                 ///< of the last plan, for the next layer
-  std::array<PrefetchBucket, 10> buckets{};  ///< by probability, tenths
+  double layer_seconds = 0;           ///< from one layer's event to the next one's, moving average
+  double idle_seconds_per_layer = 0;  ///< of it, no demanded copy was queued or under way
+  uint64_t budget_bytes = 0;          ///< of the last plan, for the next layer
+  std::array<std::array<PrefetchBucket, 10>, 2>
+      buckets{};  ///< of the next layer and of later ones; by probability, tenths
   uint64_t trials = 0;
   std::vector<TrialResult> decisions;  ///< the latest, oldest first
   std::string reason() const;          ///< of the present state, in words
@@ -83,7 +87,8 @@ class PrefetchGovernor {
   void begin_step(Duration now, int64_t rows);
   /// Whether this step is looked ahead in: if not, nothing needs to be predicted either.
   bool ahead() const { return ahead_; }
-  void end_step(Duration now);
+  /// waited_seconds: that its compute waited for copies.
+  void end_step(Duration now, double waited_seconds);
 
   /// A layer's event asks for these experts (ascending), before its copies are queued. What was issued for it is
   /// judged.
@@ -103,12 +108,14 @@ class PrefetchGovernor {
  private:
   struct Issued {
     float probability = 0;
+    int distance = 1;
     uint64_t bytes = 0;
   };
-  double expected(float probability) const;
+  static size_t bucket_of(float probability) { return std::min<size_t>(9, size_t(std::max(0.f, probability) * 10)); }
+  double expected(float probability, int distance) const;
   void judge(const Issued& issued, bool used);
   double budget_bytes(int distance, const LinkView& link) const;
-  bool still_likely(ExpertKey key, std::span<const std::pair<ExpertKey, float>> likely) const;
+  bool still_likely(ExpertKey key, int distance, std::span<const std::pair<ExpertKey, float>> likely) const;
   void choose(std::span<const PrefetchCandidate> candidates, uint64_t held_bytes, const LinkView& link,
               PrefetchPlan& plan);
 

@@ -50,11 +50,28 @@ void CopyPipeline::submit(std::span<const Copy> copies, CopyPriority priority) {
   if (copies.empty()) return;
   {
     const std::lock_guard lock(mutex_);
-    auto& queue = priority == CopyPriority::kDemand ? demand_ : prefetch_;
-    queue.insert(queue.end(), copies.begin(), copies.end());
+    if (priority == CopyPriority::kDemand)
+      demand_.insert(demand_.end(), copies.begin(), copies.end());
+    else
+      for (const Copy& copy : copies) queue_prefetch(copy);
     note_demand();
   }
   wake_.notify_all();
+}
+
+// The nearest layer first, whenever it was thought of: layers' turns come in their order.
+void CopyPipeline::queue_prefetch(const Copy& copy) {
+  auto at = prefetch_.end();
+  while (at != prefetch_.begin() && copy.key.layer < std::prev(at)->key.layer) --at;
+  prefetch_.insert(at, copy);
+}
+
+// Short enough for a demand not to wait long, long enough for the reader.
+uint64_t CopyPipeline::part() const {
+  constexpr double kPauseSeconds = 200e-6;
+  constexpr uint64_t kLeast = 256 << 10;
+  const auto bytes = uint64_t(bandwidth_.bytes_per_second() * kPauseSeconds);
+  return std::min(options_.prefetch_part, std::max(bytes, kLeast));
 }
 
 // Whether there is demand may have changed: counts its time, and lets prefetches go on.
@@ -185,7 +202,7 @@ uint64_t CopyPipeline::checkpoint(int lane_index, uint64_t done) {
     bandwidth_.begin(clock_.now());
   }
   if (ended()) throw CopyCancelled();
-  return lane.ahead ? options_.prefetch_part : UINT64_MAX;
+  return lane.ahead ? part() : UINT64_MAX;
 }
 
 void CopyPipeline::copy(const Copy& job, int lane) {

@@ -1,8 +1,8 @@
 // Workers that fill the cache's slots from the slow tier. Demand copies go before prefetches: these take at most half
-// of the workers, so that a demand finds one free, begin when no demand is queued or under way, and pause between two
-// parts while one is. A prefetch, queued or under way, can be cancelled or promoted; copies complete in any order. A
-// failed read is tried again a bounded number of times; then the slot returns to the cache as free, with the error for
-// whoever waits. It never becomes a resident expert.
+// of the workers, so that a demand finds one free, begin when no demand is queued or under way, nearest layer first,
+// and pause between two parts while one is. A prefetch, queued or under way, can be cancelled or promoted; copies
+// complete in any order. A failed read is tried again a bounded number of times; then the slot returns to the cache as
+// free, with the error for whoever waits. It never becomes a resident expert.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -33,7 +33,8 @@ using CopyHook = std::function<void(std::string_view point, ExpertKey key)>;
 struct CopyPipelineOptions {
   int workers = 4;  ///< experts that are read at once, each by a lane of the reader
   int retries = 1;  ///< further attempts after a failed read
-  /// Bytes that a prefetch reads between two looks at the queue.
+  /// Bytes that a prefetch reads between two looks at the queue, at most: as much as the slow tier gives in 200 us, but
+  /// 256 KiB at least.
   uint64_t prefetch_part = 2 << 20;
   CopyHook hook;  ///< tests only
 };
@@ -76,6 +77,8 @@ class CopyPipeline {
   void stop();
   void work(int lane);
   void copy(const Copy& job, int lane);
+  void queue_prefetch(const Copy& copy);
+  uint64_t part() const;
   uint64_t checkpoint(int lane, uint64_t done);
   bool may_prefetch() const;
   bool demanding() const { return !demand_.empty() || active_demands_ > 0; }

@@ -147,6 +147,21 @@ TEST_F(CopyPipelineTest, DemandGoesBeforePrefetch) {
   EXPECT_EQ(points_.log("start"), (Log{"start 0.0", "start 0.3", "start 0.4", "start 0.1", "start 0.2"}));
 }
 
+TEST_F(CopyPipelineTest, TheNearestLayerIsPrefetchedFirst) {
+  start(1);
+  points_.hold("start 0.0");
+  submit({0}, CopyPriority::kDemand);
+  points_.wait_for("start 0.0");
+  const auto prefetch = [&](ExpertKey key) {
+    const Copy copy{key, cache_->reserve(key, 0)->slot};
+    pipeline_->submit({&copy, 1}, CopyPriority::kPrefetch);
+  };
+  for (const ExpertKey key : {ExpertKey{1, 5}, ExpertKey{0, 2}, ExpertKey{1, 3}, ExpertKey{0, 1}}) prefetch(key);
+  points_.let_go("start 0.0");
+  pipeline_->drain();
+  EXPECT_EQ(points_.log("start"), (Log{"start 0.0", "start 0.2", "start 0.1", "start 1.5", "start 1.3"}));
+}
+
 TEST_F(CopyPipelineTest, APromotedPrefetchIsADemand) {
   start(1);
   points_.hold("start 0.0");

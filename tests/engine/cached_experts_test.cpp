@@ -331,8 +331,8 @@ TEST(CachedExperts, ALatePrefetchIsPromotedAndAwaited) {
   for (const ExpertKey key : {ExpertKey{2, 0}, ExpertKey{2, 1}, ExpertKey{1, 9}}) {
     const Copy copy{key, tier->cache().reserve(key, 0)->slot};
     tier->pipeline().submit({&copy, 1}, CopyPriority::kPrefetch);
+    points.wait_for("start 2.0");  // before a nearer layer is queued
   }
-  points.wait_for("start 2.0");
   const RoutedRows in = row_of(bench, {9, 3, 4, 5});
   std::thread disk([&] {
     while (tier->cache().stats().misses < 3) std::this_thread::yield();  // the event has been opened

@@ -275,7 +275,7 @@ void Answer::begin() {
   HttpHeaders headers = headers_;
   headers.emplace_back("Cache-Control", "no-cache");
   headers.emplace_back("X-Accel-Buffering", "no");
-  reply_->begin(200, "text/event-stream", headers);
+  reply_->begin(200, "text/event-stream", headers, ": \n\n");
 }
 
 void Answer::chunk(Json choices, bool last) {

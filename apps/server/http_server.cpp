@@ -16,6 +16,8 @@
 #include <optional>
 #include <thread>
 
+#include <netinet/tcp.h>
+
 #include "expertflow/base/errors.h"
 
 namespace ef::server {
@@ -58,7 +60,7 @@ class HttpServer::Impl {
   std::condition_variable quiet_;
   int answers_ = 0;  ///< under way
   std::atomic<size_t> connections_{0};
-  std::atomic<uint64_t> lost_{0};
+  std::atomic<uint64_t> lost_{0}, probes_{0};
   int port_ = 0;
   asio::io_context io_;  // owns handlers, and these connections: gone before all above
   tcp::acceptor acceptor_{asio::make_strand(io_)};
@@ -97,8 +99,10 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
 
   // The reply's side; `number` tells answers of one connection apart.
   void post(std::function<void()> work) { asio::post(stream_.get_executor(), std::move(work)); }
-  void send(uint64_t number, std::string head, std::string body, bool last) {
-    post([self = this->shared_from_this(), number, head = std::move(head), body = std::move(body), last]() mutable {
+  void send(uint64_t number, std::string head, std::string body, bool last, std::string filler = "") {
+    post([self = this->shared_from_this(), number, head = std::move(head), body = std::move(body), last,
+          filler = std::move(filler)]() mutable {
+      if (number == self->number_ && !filler.empty()) self->filler_ = std::move(filler);
       self->queue(number, std::move(head), std::move(body), last);
     });
   }
@@ -126,14 +130,30 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
     parser_->body_limit(server_->options_.max_body_bytes);
     parser_->header_limit(64 * 1024);
     // A connection may rest between requests; once one has begun it has to arrive.
-    stream_.expires_after(
-        milliseconds(buffer_.size() ? server_->options_.read_seconds : server_->options_.idle_seconds));
+    timed_out_ = false;
+    arm(buffer_.size() ? server_->options_.read_seconds : server_->options_.idle_seconds);
     http::async_read_header(stream_, buffer_, *parser_, [self = this->shared_from_this()](error_code error, size_t) {
       if (error) return self->bad_request(error);
-      self->stream_.expires_after(milliseconds(self->server_->options_.read_seconds));
+      self->arm(self->server_->options_.read_seconds);
       if (self->parser_->get()[http::field::expect] == "100-continue") return self->go_ahead();
       self->read_body();
     });
+  }
+
+  // Not the stream's own timeout, which closes the socket: a client that is too slow is told so.
+  void arm(double seconds) {
+    const uint64_t number = ++deadlines_;
+    deadline_.expires_after(milliseconds(seconds));
+    deadline_.async_wait([self = this->shared_from_this(), number](error_code error) {
+      if (error || number != self->deadlines_) return;
+      self->timed_out_ = true;
+      error_code ignored;
+      self->stream_.socket().cancel(ignored);
+    });
+  }
+  void disarm() {
+    ++deadlines_;
+    deadline_.cancel();
   }
 
   void go_ahead() {
@@ -147,18 +167,20 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
   void read_body() {
     http::async_read(stream_, buffer_, *parser_, [self = this->shared_from_this()](error_code error, size_t) {
       if (error) return self->bad_request(error);
+      self->disarm();
       self->handle();
     });
   }
 
   void bad_request(error_code error) {
+    disarm();
     int status = 0;
     std::string message = error.message();
     if (error == http::error::body_limit) {
       status = 413;
       message = fmt::format("the request is larger than {} bytes", server_->options_.max_body_bytes);
-    } else if (error == beast::error::timeout) {
-      if (!parser_->is_header_done() && buffer_.size() == 0) return close();  // idle
+    } else if (timed_out_) {
+      if (!parser_->got_some() && buffer_.size() == 0) return close();  // idle
       status = 408;
       message = "the request did not arrive in time";
     } else if (error == http::error::header_limit) {
@@ -178,6 +200,8 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
   void begin_answer() {
     ++number_;
     answering_ = true;
+    head_sent_ = false;
+    filler_.clear();
     server_->answer_began();
   }
 
@@ -206,19 +230,59 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
   // While the answer is made nothing is expected from the client but the next request, or its end.
   void watch_client() {
     if (watching_ || gone_ || closed_) return;
+    if (half_closed_) return probe();
     constexpr size_t kAhead = 64 * 1024;
-    if (buffer_.size() >= kAhead) return;
+    if (buffer_.size() >= kAhead) return probe();  // what ends behind all this is not seen
     watching_ = true;
     // On the socket itself: the stream's timeout is the writes'.
     stream_.socket().async_read_some(
         buffer_.prepare(4096),
         asio::bind_executor(stream_.get_executor(), [self = this->shared_from_this()](error_code error, size_t n) {
           self->watching_ = false;
+          if (self->lingering_) return self->linger();
           if (!error) self->buffer_.commit(n);
-          if (error && error != asio::error::operation_aborted) return self->client_gone();
+          if (error == asio::error::eof)
+            self->half_closed_ = true;
+          else if (error && error != asio::error::operation_aborted)
+            return self->client_gone();
           if (self->answering_) return self->watch_client();
           if (self->next_after_watch_) self->next_after_watch_ = false, self->read();
         }));
+  }
+
+  // The client sends no more: it has gone, or it shut its sending side and still reads. What tells is how its machine
+  // takes what it is sent: with a reset where nobody reads. So now and then it gets something that means nothing: an
+  // interim response, or, once there is a stream, a comment.
+  void probe() {
+    if (!answering_ || gone_ || closed_ || ending_ || (probed_ == number_)) return;
+    if (old_client_ && !head_sent_) return client_gone();  // HTTP/1.0 knows no interim responses
+    probed_ = number_;
+    watch_errors();
+    send_probe();
+  }
+
+  void send_probe() {
+    static const std::string kInterim = "HTTP/1.1 100 Continue\r\n\r\n";
+    if (!answering_ || gone_ || closed_ || ending_) return;
+    // A client that is out of reach says nothing at all.
+    const int most = int(milliseconds(server_->options_.write_seconds).count());
+    (void)setsockopt(stream_.socket().native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &most, sizeof most);
+    const std::string& piece = head_sent_ ? filler_ : kInterim;
+    ++server_->probes_;
+    if (!piece.empty()) out_.push_back(piece), write();
+    probe_timer_.expires_after(milliseconds(server_->options_.probe_seconds));
+    probe_timer_.async_wait([self = this->shared_from_this(), number = number_](error_code error) {
+      if (!error && number == self->number_) self->send_probe();
+    });
+  }
+
+  void watch_errors() {
+    if (watching_errors_) return;
+    watching_errors_ = true;
+    stream_.socket().async_wait(tcp::socket::wait_error, [self = this->shared_from_this()](error_code error) {
+      self->watching_errors_ = false;
+      if (!error && self->answering_) self->client_gone();
+    });
   }
 
   void wait_silent(uint64_t number, double seconds) {
@@ -248,6 +312,7 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
     on_gone_.clear();
     silent_ = nullptr;
     timer_.cancel();
+    probe_timer_.cancel();
     out_.clear();
     unsent_ = 0;
     server_->answer_ended();
@@ -257,6 +322,7 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
     if (number != number_ || !answering_ || gone_ || ending_) return;
     sent_since_ = true;
     unsent_ += head.size() + body.size();
+    head_sent_ |= !head.empty();
     if (!head.empty()) out_.push_back(std::move(head));
     if (!body.empty()) out_.push_back(std::move(body));
     ending_ = last;
@@ -299,10 +365,31 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
     stream_.socket().cancel(ignored);
   }
 
+  // What the client still sends is read for a while: a close with unread bytes is a reset, which may overtake the
+  // answer.
   void close_politely() {
     error_code ignored;
     stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
-    close();
+    if (half_closed_ || server_->stopping_) return close();
+    lingering_ = true;
+    buffer_.consume(buffer_.size());
+    timer_.expires_after(milliseconds(server_->options_.linger_seconds));
+    timer_.async_wait([self = this->shared_from_this()](error_code error) {
+      if (!error) self->close();
+    });
+    if (!watching_) linger();
+  }
+  void linger() {
+    if (closed_) return;
+    stream_.socket().async_read_some(
+        buffer_.prepare(16 * 1024),
+        asio::bind_executor(stream_.get_executor(), [self = this->shared_from_this()](error_code error, size_t) {
+          if (error) {
+            self->timer_.cancel();
+            return self->close();
+          }
+          self->linger();
+        }));
   }
   void close() {
     closed_ = true;
@@ -317,11 +404,17 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
   uint64_t number_ = 0;
   bool answering_ = false, ending_ = false, writing_ = false, watching_ = false, next_after_watch_ = false;
   bool gone_ = false, closed_ = false, keep_alive_ = true, old_client_ = false;
+  bool half_closed_ = false, watching_errors_ = false, head_sent_ = false, lingering_ = false;
+  uint64_t probed_ = 0;  ///< the answer for which it is being found out whether the client reads
+  std::string filler_;
   std::deque<std::string> out_;
   std::vector<std::string> sending_;
   size_t unsent_ = 0;
   std::vector<std::function<void()>> on_gone_;
-  asio::steady_timer timer_{stream_.get_executor()};
+  asio::steady_timer timer_{stream_.get_executor()}, probe_timer_{stream_.get_executor()},
+      deadline_{stream_.get_executor()};
+  uint64_t deadlines_ = 0;  ///< only the last one counts
+  bool timed_out_ = false;
   std::function<void()> silent_;
   bool sent_since_ = false;
 };
@@ -342,13 +435,13 @@ class Reply final : public HttpReply {
                                                    connection_->is_old_client());
     connection_->send(number_, std::move(head), head_only_ ? std::string() : std::move(body), true);
   }
-  void begin(int status, const std::string& type, const HttpHeaders& headers) override {
+  void begin(int status, const std::string& type, const HttpHeaders& headers, const std::string& filler) override {
     if (begun_.exchange(true)) return;
     chunked_ = !connection_->is_old_client();
     connection_->send(number_,
                       Connection<Impl>::make_head(status, type, headers, {}, connection_->keep_alive(chunked_),
                                                   connection_->is_old_client()),
-                      "", false);
+                      "", false, chunked_ && !filler.empty() ? chunk(filler) : filler);
   }
   void write(std::string piece) override {
     if (piece.empty()) return;
@@ -374,7 +467,11 @@ void Connection<Impl>::handle() {
   auto message = parser_->release();
   HttpRequest request;
   request.method = std::string(message.method_string());
-  const std::string target(message.target());
+  std::string target(message.target());
+  if (target.starts_with("http://") || target.starts_with("https://")) {  // as proxies are asked
+    const size_t path = target.find('/', target.find("//") + 2);
+    target = path == std::string::npos ? "/" : target.substr(path);
+  }
   const size_t question = target.find('?');
   request.path = target.substr(0, question);
   if (question != std::string::npos) request.query = target.substr(question + 1);
@@ -459,5 +556,6 @@ int HttpServer::port() const { return impl_->port_; }
 bool HttpServer::drain() { return impl_->drain(); }
 size_t HttpServer::open_connections() const { return impl_->connections_; }
 uint64_t HttpServer::lost_clients() const { return impl_->lost_; }
+uint64_t HttpServer::probes() const { return impl_->probes_; }
 
 }  // namespace ef::server

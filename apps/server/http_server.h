@@ -31,13 +31,16 @@ class HttpReply {
   virtual ~HttpReply() = default;
   /// A whole answer.
   virtual void send(int status, const std::string& content_type, std::string body, const HttpHeaders& headers = {}) = 0;
-  /// Or a stream: its head, pieces, its end.
-  virtual void begin(int status, const std::string& content_type, const HttpHeaders& headers = {}) = 0;
+  /// Or a stream: its head, pieces, its end. filler: a piece that means nothing in a stream of this kind (a comment),
+  /// for clients of which one must know whether they are still there.
+  virtual void begin(int status, const std::string& content_type, const HttpHeaders& headers = {},
+                     const std::string& filler = "") = 0;
   virtual void write(std::string piece) = 0;
   virtual void end() = 0;
   /// Runs one after the other with all else of this connection, on an I/O thread.
   virtual void post(std::function<void()> work) = 0;
-  /// Called once, on an I/O thread, if the client goes away before the end (at once if it has gone already).
+  /// Called once, on an I/O thread, if the client goes away before the end (at once if it has gone already). One that
+  /// has only shut its sending side is still there.
   virtual void on_gone(std::function<void()> gone) = 0;
   /// Called on an I/O thread whenever so long nothing was sent, until the end.
   virtual void when_silent(double seconds, std::function<void()> silent) = 0;
@@ -52,6 +55,8 @@ struct HttpOptions {
   double idle_seconds = 120;          ///< between requests of a connection
   double write_seconds = 60;          ///< for a client to take what it was sent
   double drain_seconds = 30;          ///< for answers under way when the server ends
+  double probe_seconds = 1;           ///< between two looks whether a client that shut its sending side still reads
+  double linger_seconds = 5;          ///< for a client to read a last answer while it still sends
   size_t max_unsent_bytes = 8 << 20;  ///< of one answer: a client that does not read loses it
 };
 
@@ -73,6 +78,8 @@ class HttpServer {
   size_t open_connections() const;
   /// Clients that went away before their answer's end.
   uint64_t lost_clients() const;
+  /// Times that a client which had shut its sending side was asked whether it reads.
+  uint64_t probes() const;
 
  private:
   class Impl;

@@ -65,6 +65,8 @@ class Client {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
   }
+  /// Nothing more is sent; answers are still read.
+  void shut_sending() { ::shutdown(fd_, SHUT_WR); }
 
   void send(const std::string& bytes) {
     for (size_t at = 0; at < bytes.size();) {
@@ -93,10 +95,11 @@ class Client {
     return post(path, body.dump(), headers);
   }
 
-  /// The next answer on this connection, whole.
+  /// The next answer on this connection, whole. Interim responses before it are counted.
   HttpAnswer answer() {
     HttpAnswer a;
-    const std::string head = until("\r\n\r\n");
+    std::string head = until("\r\n\r\n");
+    for (; head.starts_with("HTTP/1.1 100 "); ++interim_) head = until("\r\n\r\n");
     a.status = std::stoi(head.substr(head.find(' ') + 1));
     for (size_t at = head.find("\r\n") + 2; at < head.size();) {
       const size_t end = head.find("\r\n", at);
@@ -129,6 +132,17 @@ class Client {
     while (held_.size() < n)
       if (!more()) throw std::runtime_error("the connection ended");
   }
+  /// All that still comes, up to the connection's end (also an abrupt one).
+  std::string rest() {
+    try {
+      while (more()) {
+      }
+    } catch (const std::runtime_error&) {
+      if (errno == EAGAIN) throw;
+    }
+    return std::move(held_);
+  }
+  int interim_responses() const { return interim_; }
   /// Whether the server has closed it.
   bool at_end() { return held_.empty() && !more(); }
 
@@ -154,7 +168,7 @@ class Client {
     held_.erase(0, n);
     return out;
   }
-  int fd_ = -1;
+  int fd_ = -1, interim_ = 0;
   std::string held_;
 };
 

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "apps/server/api.h"
+#include "tests/engine/model_rig.h"
 #include "tests/server/client.h"
 
 namespace ef::testing {
@@ -23,7 +24,9 @@ struct RigSetup {
   server::ServerOptions server;
   SchedulerOptions scheduler;
   std::function<void(const Batch&)> before_step;
+  std::function<void(EditableCheckpoint&)> edit;  ///< changes the model
   bool load = true;
+  double probe_seconds = 0.05;
   RigSetup() { server.port = 0; }
 };
 
@@ -34,6 +37,7 @@ class ServerRig {
     http.port = 0;
     http.max_body_bytes = uint64_t(setup_.server.max_body_mib) << 20;
     http.read_seconds = http.write_seconds = http.idle_seconds = setup_.server.timeout;
+    http.probe_seconds = setup_.probe_seconds;
     http_ = std::make_unique<server::HttpServer>(
         http,
         [this](server::HttpRequest request, std::shared_ptr<server::HttpReply> reply) {
@@ -62,6 +66,7 @@ class ServerRig {
     sources.before_step = setup_.before_step;
     model_ = server::load_served_model(sources, setup_.server, log_,
                                        [this](std::unique_ptr<ModelFiles> files, const EngineOptions& options) {
+                                         if (setup_.edit) files = edited();
                                          return std::make_unique<Engine>(std::move(files), options, log_);
                                        });
     api_.set_model(model_);
@@ -79,6 +84,12 @@ class ServerRig {
   }
 
  private:
+  std::unique_ptr<ModelFiles> edited() const {
+    EditableCheckpoint checkpoint(demo_model());
+    setup_.edit(checkpoint);
+    return model_of(checkpoint.build());
+  }
+
   RigSetup setup_;
   Log log_{LogLevel::kOff, nullptr};
   server::Api api_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <future>
 #include <unordered_map>
 
@@ -34,6 +35,7 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
     if (on_step) on_step();
     if (before_step_) before_step_(batch);
     batch_ = &batch;
+    odd_layers_.clear();
     if (choosing_)
       for (const auto& piece : batch.pieces) last_[piece.sequence].clear();
     const size_t count = size_t(batch.logit_rows());
@@ -47,6 +49,7 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
       const size_t vocab = size_t(engine_.config().vocab);
       for (size_t i = 0; i < count; ++i) rows.push_back({logits.subspan(i * vocab, vocab), {}, {}});
     }
+    if (!odd_layers_.empty()) name_odd_layers(batch, rows);
   }
 
   std::span<const ExpertKey> likely(int32_t sequence) const override {
@@ -62,6 +65,11 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
 
  private:
   void on_routing(LayerId layer, const float*, const float*, const RoutingView& routing) override {
+    for (int64_t row = 0; row < routing.tokens; ++row) {
+      const float* weights = routing.weights + row * routing.top_k;
+      const auto odd = [](float w) { return !std::isfinite(w); };
+      if (std::any_of(weights, weights + routing.top_k, odd)) odd_layers_.try_emplace(row, int(layer));
+    }
     auto& uses = uses_[size_t(layer)];
     for (int64_t i = 0; i < routing.tokens * routing.top_k; ++i)
       uses[size_t(routing.ids[i])].fetch_add(1, std::memory_order_relaxed);
@@ -75,9 +83,24 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
     }
   }
 
+  // rows: one for each of the batch's logit rows.
+  void name_odd_layers(const Batch& batch, std::vector<RowLogits>& rows) const {
+    int64_t first = 0;
+    auto out = rows.end() - batch.logit_rows();
+    for (const auto& piece : batch.pieces) {
+      using Logits = Batch::Piece::Logits;
+      const int64_t count = int64_t(piece.tokens.size());
+      const int64_t from = piece.logits == Logits::kAll ? 0 : piece.logits == Logits::kLast ? count - 1 : count;
+      for (int64_t i = from; i < count; ++i, ++out)
+        if (const auto it = odd_layers_.find(first + i); it != odd_layers_.end()) out->odd_layer = it->second;
+      first += count;
+    }
+  }
+
   Engine& engine_;
   Limits limits_;
   std::function<void(const Batch&)> before_step_;
+  std::unordered_map<int64_t, int> odd_layers_;  ///< by row of the step: where its numbers ceased to be any
   bool watches_ = false, choosing_ = false;
   const Batch* batch_ = nullptr;
   std::vector<std::vector<std::atomic<uint32_t>>> uses_;  ///< [layer][expert]

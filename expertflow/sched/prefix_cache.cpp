@@ -112,6 +112,15 @@ void PrefixCache::record(SequenceId sequence, std::span<const TokenId> tokens, C
   }
 }
 
+void PrefixCache::forget(Cursor& cursor) {
+  uint64_t id = cursor.node;
+  cursor = {};
+  for (auto it = nodes_.find(id); it != nodes_.end() && it->second.children == 0; it = nodes_.find(id)) {
+    id = it->second.parent;
+    remove(it->first);
+  }
+}
+
 void PrefixCache::remove(uint64_t id) {
   Node& node = nodes_.at(id);
   for (int g = 0; g < kv_.groups(); ++g)

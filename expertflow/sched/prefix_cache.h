@@ -39,6 +39,9 @@ class PrefixCache {
   /// Keeps the full blocks of a sequence that holds `tokens` (at least kv.length of them) beyond the cursor.
   void record(SequenceId sequence, std::span<const TokenId> tokens, Cursor& cursor);
 
+  /// Keeps none of what leads there any more, as far as nothing else is kept behind it: its numbers cannot be trusted.
+  void forget(Cursor& cursor);
+
   /// Gives blocks back, oldest use first, until the group has so many free; false if it cannot.
   bool make_room(int group, int64_t blocks);
   /// Blocks that make_room() could give back.

@@ -319,6 +319,10 @@ void Scheduler::deliver(std::span<const Piece> pieces, std::span<const RowLogits
         e.tokens.push_back(*token);
         continue;
       }
+    } catch (const DeviceError&) {
+      if (prefix_) prefix_->forget(e.cursor);  // whoever asks the same is computed anew
+      fail(e, std::current_exception());
+      continue;
     } catch (...) {
       fail(e, std::current_exception());
       continue;

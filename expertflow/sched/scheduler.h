@@ -25,6 +25,7 @@ struct RowLogits {
   std::span<const float> all;
   std::span<const TokenId> top_ids;
   std::span<const float> top;
+  int odd_layer = -1;  ///< the first layer whose router gave this row weights that are no numbers, as far as known
 };
 
 /// What the scheduler drives. limits() do not change.

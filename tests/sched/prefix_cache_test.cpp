@@ -53,6 +53,28 @@ TEST_F(PrefixCacheTest, FullBlocksAreFoundShortOfTheLastToken) {
   EXPECT_EQ(cache->stats().blocks, 2u);
 }
 
+TEST_F(PrefixCacheTest, WhatIsForgottenIsNotFoundAndWhatOthersKeepIs) {
+  use({0});
+  auto branch = count_from(0, 13);
+  branch[9] = 50;
+  compute(branch);
+  KvCache& kv = runner->kv();
+  const int64_t free = kv.free_blocks(0);
+  const auto tokens = count_from(0, 13);  // two blocks in common, one of its own
+  PrefixCache::Cursor cursor;
+  const SequenceId s = kv.open(64);
+  EXPECT_EQ(cache->attach(s, tokens, cursor), 8);
+  kv.reserve(s, 5);
+  kv.advance(s, 5);
+  cache->record(s, tokens, cursor);
+  EXPECT_EQ(cache->match(tokens), 12);
+  cache->forget(cursor);
+  kv.close(s);
+  EXPECT_EQ(cache->match(tokens), 8);
+  EXPECT_EQ(cache->match(branch), 12);
+  EXPECT_EQ(kv.free_blocks(0), free);
+}
+
 TEST_F(PrefixCacheTest, TheSameBlockAfterAnotherBeginningIsAnother) {
   use({0});
   auto first = count_from(0, 4), second = count_from(20, 4);

@@ -4,13 +4,15 @@
 #include <cmath>
 #include <limits>
 
-#include "expertflow/text/json_grammar.h"
+#include "expertflow/text/answer_grammar.h"
+#include "expertflow/text/bounded_json.h"
 
 namespace ef::server {
 
 namespace {
 
 constexpr int kMostAnswers = 128, kMostLogprobs = 20;
+constexpr size_t kMostStops = 32, kMostStopBytes = 1024, kMostStopTokens = 1024;
 
 // Members of a body: absent and null are the same; another type than the one asked for is an error that names it.
 class Fields {
@@ -56,6 +58,13 @@ class Fields {
   const Json& body_;
 };
 
+TokenId token_id(const Json& value, const char* name) {
+  const bool fits = value.is_number_integer() && !(value.is_number_unsigned() && value.get<uint64_t>() > INT32_MAX);
+  if (!fits || value.get<int64_t>() < 0 || value.get<int64_t>() > INT32_MAX)
+    refuse(name, "{}: expected token ids of 0 or more, found {}", name, dump(value));
+  return value.get<TokenId>();
+}
+
 void read_logit_bias(const Json& value, SamplerConfig& sampler) {
   const auto bias_of = [](const Json& v) {
     if (v.is_boolean() && !v.get<bool>()) return -std::numeric_limits<float>::infinity();
@@ -74,9 +83,9 @@ void read_logit_bias(const Json& value, SamplerConfig& sampler) {
   }
   if (!value.is_array()) refuse("logit_bias", "logit_bias: expected an object, or a list of [id, bias]");
   for (const Json& pair : value) {
-    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer())
+    if (!pair.is_array() || pair.size() != 2)
       refuse("logit_bias", "logit_bias: expected [id, bias], found {}", dump(pair));
-    sampler.logit_bias[pair[0].get<TokenId>()] = bias_of(pair[1]);
+    sampler.logit_bias[token_id(pair[0], "logit_bias")] = bias_of(pair[1]);
   }
 }
 
@@ -113,6 +122,10 @@ std::vector<std::string> read_stops(const Fields& f) {
   else
     refuse("stop", "stop: expected a string or a list of strings, found {}", dump(*stop));
   std::erase(stops, "");  // clients send it for "none"
+  if (stops.size() > kMostStops) refuse("stop", "stop: at most {} strings, found {}", kMostStops, stops.size());
+  for (const std::string& one : stops)
+    if (one.size() > kMostStopBytes)
+      refuse("stop", "stop: strings of at most {} bytes, found one of {}", kMostStopBytes, one.size());
   return stops;
 }
 
@@ -120,13 +133,16 @@ std::vector<std::string> read_stops(const Fields& f) {
 void read_common(const Fields& f, const ServedModel& model, int64_t default_tokens, OpenAiRequest& r) {
   CompletionRequest& c = r.completion;
   c.sampler = read_sampler(f, model.sampling);
+  for (const auto& [token, bias] : c.sampler.logit_bias)
+    if (token >= model.engine->config().vocab)
+      refuse("logit_bias", "logit_bias: expected token ids of 0 to {}, found {}", model.engine->config().vocab - 1,
+             token);
   c.stop = read_stops(f);
   if (const Json* ids = f.find("stop_token_ids")) {
     if (!ids->is_array()) refuse("stop_token_ids", "stop_token_ids: expected a list of token ids");
-    for (const Json& id : *ids) {
-      if (!id.is_number_integer()) refuse("stop_token_ids", "stop_token_ids: expected token ids, found {}", dump(id));
-      c.stop_token_ids.push_back(id.get<TokenId>());
-    }
+    if (ids->size() > kMostStopTokens)
+      refuse("stop_token_ids", "stop_token_ids: at most {} ids, found {}", kMostStopTokens, ids->size());
+    for (const Json& id : *ids) c.stop_token_ids.push_back(token_id(id, "stop_token_ids"));
   }
   c.max_tokens =
       f.integer("max_completion_tokens", f.integer("max_tokens", default_tokens, -1, INT64_MAX), -1, INT64_MAX);
@@ -181,7 +197,7 @@ Json template_input_messages(const Json& body) {
           refuse(where + ".tool_calls", "{}.tool_calls: expected {{type, id, function}}", where);
         Json& function = call["function"];
         if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
-        Json parsed = Json::parse(function["arguments"].get<std::string>(), nullptr, false);
+        Json parsed = parse_bounded_json(function["arguments"].get<std::string>());
         if (parsed.is_object()) function["arguments"] = std::move(parsed);
       }
     }
@@ -224,31 +240,42 @@ ChatInput chat_input(const Json& body, const Json& tools, const ServedModel& mod
   return input;
 }
 
+std::shared_ptr<const Grammar> call_grammar(const Json& choice, const Json& tools, const AnswerShape& shape) {
+  std::string wanted;
+  if (choice.is_object()) {
+    const auto function = choice.find("function");
+    if (function == choice.end() || !function->is_object() || !function->value("name", Json()).is_string())
+      refuse("tool_choice",
+             "tool_choice: expected {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}, found {}",
+             dump(choice));
+    wanted = (*function)["name"].get<std::string>();
+  } else if (choice != "required") {
+    refuse("tool_choice", "tool_choice: expected \"auto\", \"none\", \"required\" or a function, found {}",
+           dump(choice));
+  }
+  std::vector<std::pair<std::string, Json>> calls;
+  for (const Json& tool : tools) {
+    const Json& function = tool["function"];
+    const std::string name = function["name"].get<std::string>();
+    if (choice.is_object() && name != wanted) continue;
+    const Json parameters = function.value("parameters", Json());
+    calls.emplace_back(name, parameters.is_null() ? Json::object() : parameters);
+  }
+  if (calls.empty()) refuse("tool_choice", "tool_choice: there is no function \"{}\" in tools", wanted);
+  try {
+    return tool_call_grammar(calls, shape);
+  } catch (const RequestError& error) {
+    throw ApiError(400, "invalid_request_error", std::string("tool_choice: ") + error.what(), "tool_choice");
+  }
+}
+
 // What the answer has to match; null: anything.
-std::shared_ptr<const Grammar> read_format(const Fields& f, const Json& tools, OutputStyle style, bool in_reasoning) {
+std::shared_ptr<const Grammar> read_format(const Fields& f, const Json& tools, const AnswerShape& shape) {
   const Json* format = f.find("response_format");
   const Json* choice = f.find("tool_choice");
-  const bool must_call = !tools.is_null() && choice && *choice != "auto";
-  GrammarPrefix prefix;
-  if (style == OutputStyle::kHermes || style == OutputStyle::kDeepSeek) prefix = {"<think>", "</think>", in_reasoning};
-  if (must_call) {
-    if (style != OutputStyle::kHermes)
-      refuse("tool_choice", "tool_choice: this model's template supports \"auto\" and \"none\" alone");
-    std::string wanted;
-    if (choice->is_object())
-      wanted = choice->value("/function/name"_json_pointer, std::string());
-    else if (*choice != "required")
-      refuse("tool_choice", "tool_choice: expected \"auto\", \"none\", \"required\" or a function, found {}",
-             dump(*choice));
-    std::vector<std::pair<std::string, Json>> calls;
-    for (const Json& tool : tools) {
-      const Json& function = tool["function"];
-      const std::string name = function["name"].get<std::string>();
-      if (choice->is_object() && name != wanted) continue;
-      calls.emplace_back(name, function.value("parameters", Json::object()));
-    }
-    if (calls.empty()) refuse("tool_choice", "tool_choice: there is no function \"{}\" in tools", wanted);
-    return tool_call_grammar(calls, prefix);
+  if (choice && *choice != "auto" && *choice != "none") {
+    if (tools.is_null()) refuse("tool_choice", "tool_choice: only allowed with tools");
+    return call_grammar(*choice, tools, shape);
   }
   if (!format) return nullptr;
   if (!format->is_object() || !format->value("type", Json()).is_string())
@@ -257,8 +284,6 @@ std::shared_ptr<const Grammar> read_format(const Fields& f, const Json& tools, O
   if (type == "text") return nullptr;
   if (type != "json_object" && type != "json_schema")
     refuse("response_format", "response_format.type: expected text, json_object or json_schema, found \"{}\"", type);
-  if (style == OutputStyle::kHarmony)
-    refuse("response_format", "response_format: not supported with this model's channels");
   const Json* schema = nullptr;
   if (type == "json_schema") {
     const auto wrapped = format->find("json_schema");
@@ -269,7 +294,7 @@ std::shared_ptr<const Grammar> read_format(const Fields& f, const Json& tools, O
     schema = &(*format)["schema"];
   }
   try {
-    return json_grammar(schema, prefix);
+    return json_answer_grammar(schema, shape);
   } catch (const RequestError& error) {
     throw ApiError(400, "invalid_request_error", std::string("response_format: ") + error.what(), "response_format");
   }
@@ -301,6 +326,8 @@ std::vector<std::vector<TokenId>> read_prompts(const Fields& f, const ServedMode
   if (!prompt->is_array()) refuse("prompt", "prompt: expected a string or a list, found {}", prompt->type_name());
   if (prompt->empty()) refuse("prompt", "prompt: expected at least one prompt, found none");
   if ((*prompt)[0].is_number()) return {read_ids(*prompt, model)};
+  if (prompt->size() > size_t(kMostAnswers))
+    refuse("prompt", "prompt: at most {} prompts, found {}", kMostAnswers, prompt->size());
   std::vector<std::vector<TokenId>> prompts;
   for (const Json& one : *prompt) {
     if (one.is_string())
@@ -310,23 +337,20 @@ std::vector<std::vector<TokenId>> read_prompts(const Fields& f, const ServedMode
     else
       refuse("prompt", "prompt: expected strings or lists of token ids, found {}", dump(one));
   }
-  if (prompts.size() > size_t(kMostAnswers))
-    refuse("prompt", "prompt: at most {} prompts, found {}", kMostAnswers, prompts.size());
   return prompts;
 }
 
 }  // namespace
 
 Json parse_body(const std::string& body) {
-  constexpr int kMostDepth = 100;
   bool too_deep = false;
   const auto depth = [&](int level, Json::parse_event_t, Json&) {
-    if (level > kMostDepth) too_deep = true;
+    if (level > kMostJsonDepth) too_deep = true;
     return !too_deep;
   };
   try {
     Json json = Json::parse(body, depth);
-    if (too_deep) refuse("", "the body nests more than {} deep", kMostDepth);
+    if (too_deep) refuse("", "the body nests more than {} deep", kMostJsonDepth);
     if (!json.is_object()) refuse("", "expected a JSON object as the body, found {}", json.type_name());
     return json;
   } catch (const Json::exception& error) {
@@ -357,11 +381,10 @@ OpenAiRequest read_chat_request(const Json& body, const ServedModel& model) {
   tokenizer.ensure_one_bos(ids);
   if (ids.empty()) refuse("messages", "messages: the chat template made an empty prompt of them");
   r.prompts = {std::move(ids)};
-  r.output.style = output_style_of(chat_template.source());
-  r.output.in_reasoning = opens_reasoning(prompt);
-  r.output.tools = !tools.is_null();
-  r.completion.show_special = shows_special(r.output.style);
-  r.completion.grammar = read_format(f, tools, r.output.style, r.output.in_reasoning);
+  const AnswerShape shape = answer_shape(chat_template.source(), prompt);
+  r.output = {shape.style, shape.in_reasoning, !tools.is_null()};
+  r.completion.show_special = shows_special(shape.style);
+  r.completion.grammar = read_format(f, tools, shape);
   return r;
 }
 
@@ -375,7 +398,9 @@ OpenAiRequest read_completion_request(const Json& body, const ServedModel& model
   r.completion.logprobs = int(f.integer("logprobs", -1, 0, kMostLogprobs));
   r.completion.prompt_logprobs = r.echo && r.completion.logprobs >= 0;
   r.prompts = read_prompts(f, model);
-  r.completion.grammar = read_format(f, nullptr, OutputStyle::kPlain, false);
+  if (r.prompts.size() * size_t(r.n) > size_t(kMostAnswers))
+    refuse("n", "n: at most {} answers to one request, found {} prompts and n {}", kMostAnswers, r.prompts.size(), r.n);
+  r.completion.grammar = read_format(f, nullptr, {});
   return r;
 }
 

@@ -39,6 +39,20 @@ Completion::Completion(CompletionRequest request, const Context& context, Sink s
   times_.prompt_tokens = prompt;
 }
 
+namespace {
+
+// DeviceError: it is not the request's fault.
+void check_numbers(const RowLogits& row) {
+  try {
+    check_logits(row.all.empty() ? row.top : row.all);  // of the largest, a NaN is the first
+  } catch (const RequestError& error) {
+    if (row.odd_layer < 0) fail<DeviceError>("{}", error.what());
+    fail<DeviceError>("{}; the first router to see such numbers is layer {}'s", error.what(), row.odd_layer);
+  }
+}
+
+}  // namespace
+
 // One that the scheduler dropped without a word was cancelled.
 Completion::~Completion() {
   if (!ended_) end("abort");
@@ -65,7 +79,7 @@ void Completion::on_start(int64_t cached) {
 }
 
 void Completion::on_prompt_logits(int64_t at, const RowLogits& row) {
-  check_logits(row.all);
+  check_numbers(row);
   const TokenId token = request_.prompt[size_t(at) + 1];
   Sampled sampled{token, logprob_of(row.all, token), top_logprobs(row.all, request_.logprobs)};
   prompt_reports_.push_back(report(sampled));
@@ -84,8 +98,7 @@ TokenReport Completion::report(const Sampled& sampled) {
 Sampled Completion::choose_by_grammar(std::span<const float> logits) {
   const Tokenizer& tokenizer = *context_.tokenizer;
   const auto allowed = [&](TokenId token) {
-    return tokenizer.is_eog(token) ? matcher_->complete()
-                                   : !tokenizer.is_special(token) && matcher_->takes(tokenizer.token_to_bytes(token));
+    return (tokenizer.is_eog(token) && matcher_->complete()) || matcher_->takes(grammar_bytes(tokenizer, token));
   };
   Sampled sampled = sampler_.sample(logits, history_, request_.logprobs);
   if (allowed(sampled.token)) return sampled;
@@ -105,12 +118,8 @@ Sampled Completion::choose_by_grammar(std::span<const float> logits) {
 }
 
 Sampled Completion::choose(const RowLogits& row) {
+  check_numbers(row);
   if (row.all.empty()) return {sampler_.sample_top(row.top_ids, row.top), 0, {}};
-  try {
-    check_logits(row.all);
-  } catch (const RequestError& error) {
-    throw DeviceError(error.what());  // not the request's fault
-  }
   return matcher_ ? choose_by_grammar(row.all) : sampler_.sample(row.all, history_, request_.logprobs);
 }
 
@@ -149,12 +158,15 @@ std::optional<TokenId> Completion::next(const RowLogits& row) {
 
   const Tokenizer* tokenizer = context_.tokenizer;
   const auto& stops = request_.stop_token_ids;
-  const bool model_ends = tokenizer && tokenizer->is_eog(token) && !request_.ignore_eos;
+  // Of a grammar's marks one may be a token that ends answers elsewhere.
+  const std::string marked = matcher_ ? grammar_bytes(*tokenizer, token) : std::string();
+  const bool goes_on = matcher_ && !(tokenizer->is_eog(token) && matcher_->complete()) && matcher_->takes(marked);
+  const bool model_ends = tokenizer && tokenizer->is_eog(token) && !request_.ignore_eos && !goes_on;
   if (model_ends || std::find(stops.begin(), stops.end(), token) != stops.end()) {
     event.finish = Finish::kStop;
-  } else if (tokenizer && (request_.show_special || !tokenizer->is_special(token))) {
-    event.text += stream_.push(event.tokens.back().bytes);
-    if (matcher_) matcher_->advance(event.tokens.back().bytes);
+  } else if (tokenizer) {
+    if (goes_on) matcher_->advance(marked);
+    if (request_.show_special || !tokenizer->is_special(token)) event.text += stream_.push(event.tokens.back().bytes);
     if (stream_.stopped() || (matcher_ && matcher_->only_complete())) event.finish = Finish::kStop;
   }
   if (!event.finish && times_.generated_tokens == room_) event.finish = Finish::kLength;

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "expertflow/text/bounded_json.h"
+
 namespace ef {
 
 namespace {
@@ -24,11 +26,11 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
 }
 
-bool is_object(std::string_view text) { return nlohmann::json::parse(text, nullptr, false).is_object(); }
+bool is_object(std::string_view text) { return parse_bounded_json(text).is_object(); }
 
 // {"name": ..., "arguments": {...}}: arguments in the model's order.
 std::optional<ToolCall> hermes_call(std::string_view text) {
-  const auto json = nlohmann::ordered_json::parse(text, nullptr, false);
+  const auto json = parse_bounded_json(text);
   if (!json.is_object() || !json.contains("name") || !json["name"].is_string()) return std::nullopt;
   const auto arguments = json.value("arguments", nlohmann::ordered_json::object());
   return ToolCall{json["name"].get<std::string>(),

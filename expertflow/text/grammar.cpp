@@ -1,6 +1,8 @@
 #include "expertflow/text/grammar.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "expertflow/base/errors.h"
 
@@ -26,8 +28,45 @@ Grammar::Sequence Grammar::literal(std::string_view text) {
 
 Grammar::Sequence Grammar::choice(std::vector<Sequence> alternatives) {
   const uint32_t rule = declare();
-  define(rule, std::move(alternatives));
+  define(rule, factored(std::move(alternatives)));
   return reference(rule);
+}
+
+std::vector<Grammar::Sequence> Grammar::factored(std::vector<Sequence> alternatives) {
+  const auto key = [](const Element& e) { return std::pair(e.kind, e.index); };
+  std::vector<std::vector<Sequence>> groups;  // by their first element, in order of appearance
+  std::map<std::pair<Element::Kind, uint32_t>, size_t> group_of;
+  bool empty = false;
+  size_t total = 0;
+  for (Sequence& one : alternatives) {
+    total += one.size();
+    EF_CHECK(total <= kMostElements, RequestError, "the grammar is too large: more than {} parts", kMostElements);
+    if (one.empty()) {
+      empty = true;
+      continue;
+    }
+    const auto [at, added] = group_of.try_emplace(key(one[0]), groups.size());
+    if (added) groups.emplace_back();
+    groups[at->second].push_back(std::move(one));
+  }
+  std::vector<Sequence> out;
+  for (std::vector<Sequence>& group : groups) {
+    if (group.size() == 1) {
+      out.push_back(std::move(group[0]));
+      continue;
+    }
+    size_t common = group[0].size();
+    for (const Sequence& one : group) {
+      size_t n = 0;
+      while (n < std::min(common, one.size()) && key(one[n]) == key(group[0][n])) ++n;
+      common = n;
+    }
+    Sequence front(group[0].begin(), group[0].begin() + std::ptrdiff_t(common));
+    for (Sequence& one : group) one.erase(one.begin(), one.begin() + std::ptrdiff_t(common));
+    out.push_back(std::move(front) + choice(std::move(group)));
+  }
+  if (empty) out.emplace_back();
+  return out;
 }
 
 // part{min} and then up to max - min of them, each within the one before; or a rule that comes back to itself.
@@ -46,9 +85,14 @@ Grammar::Sequence Grammar::repeat(const Sequence& part, int64_t min, int64_t max
   return std::move(all) + rest;
 }
 
+Grammar::Sequence Grammar::mark(std::string_view text) {
+  return choice({literal(kSpecial + std::string(text)), literal(text)});
+}
+
 // Knuth, Morris and Pratt as rules: one for each number of bytes of `text` that the end of what was seen matches.
 Grammar::Sequence Grammar::until(std::string_view text) {
   const size_t n = text.size();
+  const Sequence special = literal(kSpecial + std::string(text));
   std::vector<uint32_t> rules(n);
   for (uint32_t& rule : rules) rule = declare();
   std::vector<size_t> fail(n + 1, 0);
@@ -60,12 +104,13 @@ Grammar::Sequence Grammar::until(std::string_view text) {
   for (size_t i = 0; i < n; ++i) {
     std::vector<ByteSet> to(n + 1);
     for (int byte = 0; byte < 256; ++byte) {
+      if (byte == uint8_t(kSpecial)) continue;
       size_t k = i;
       while (k > 0 && uint8_t(text[k]) != byte) k = fail[k];
       if (uint8_t(text[k]) == byte) ++k;
       to[k].set(size_t(byte));
     }
-    std::vector<Sequence> alternatives;
+    std::vector<Sequence> alternatives{special};
     for (size_t k = 0; k <= n; ++k)
       if (to[k].any()) alternatives.push_back(k == n ? bytes(to[k]) : bytes(to[k]) + reference(rules[k]));
     define(rules[i], std::move(alternatives));
@@ -97,10 +142,15 @@ void Grammar::set_root(const Sequence& root) {
   append(root);
 }
 
+std::string grammar_bytes(const Tokenizer& tokenizer, TokenId token) {
+  std::string bytes = tokenizer.token_to_bytes(token);
+  if (tokenizer.is_special(token)) return bytes.empty() ? bytes : Grammar::kSpecial + bytes;
+  return bytes.find(Grammar::kSpecial) == std::string::npos ? bytes : std::string();
+}
+
 TokenOrder::TokenOrder(const Tokenizer& tokenizer) {
   for (size_t id = 0; id < tokenizer.vocab_size(); ++id) {
-    if (tokenizer.is_special(TokenId(id)) || tokenizer.is_eog(TokenId(id))) continue;
-    std::string bytes = tokenizer.token_to_bytes(TokenId(id));
+    std::string bytes = grammar_bytes(tokenizer, TokenId(id));
     if (!bytes.empty()) entries_.push_back({std::move(bytes), TokenId(id), 0});
   }
   std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.bytes < b.bytes; });
@@ -143,7 +193,9 @@ void GrammarMatcher::expand(uint32_t below, uint32_t position, State& state, int
       continue;
     }
     const uint32_t top = element.kind == Kind::kEnd ? 0 : node(below, position);
-    if (std::find(state.begin(), state.end(), top) == state.end()) state.push_back(top);
+    if (std::find(state.begin(), state.end(), top) != state.end()) return;
+    EF_CHECK(state.size() < kMostWays, RequestError, "the grammar leaves more than {} ways open at once", kMostWays);
+    state.push_back(top);
     return;
   }
 }
@@ -163,6 +215,7 @@ GrammarMatcher::State GrammarMatcher::next(const State& state, uint8_t byte) {
   for (const uint32_t top : state)
     for (const uint32_t to : after(top, byte))
       if (std::find(all.begin(), all.end(), to) == all.end()) all.push_back(to);
+  EF_CHECK(all.size() <= kMostWays, RequestError, "the grammar leaves more than {} ways open at once", kMostWays);
   return all;
 }
 

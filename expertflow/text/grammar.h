@@ -29,10 +29,13 @@ class Grammar {
   // Parts of a grammar that is being built. RequestError where it grows beyond kMostElements.
   Sequence bytes(const ByteSet& set);
   Sequence literal(std::string_view text);
+  /// Alternatives that begin alike share their beginning, so that the matcher follows it once.
   Sequence choice(std::vector<Sequence> alternatives);
   Sequence optional(const Sequence& part) { return choice({part, {}}); }
   Sequence repeat(const Sequence& part, int64_t min, int64_t max);  ///< max < 0: no bound
-  /// Any bytes up to and with the first occurrence of `text` (not empty).
+  /// A mark of a model family, "<|channel|>": its special token, or the text spelled out by ordinary ones.
+  Sequence mark(std::string_view text);
+  /// Any ordinary text up to and with the first occurrence of this mark.
   Sequence until(std::string_view text);
   /// A rule that is defined later, so that others may refer to it meanwhile.
   uint32_t declare();
@@ -41,10 +44,12 @@ class Grammar {
   void set_root(const Sequence& root);
 
   static constexpr size_t kMostElements = 200000;
+  static constexpr char kSpecial = '\xff';  ///< stands before a special token's text; no text in UTF-8 has this byte
 
  private:
   friend class GrammarMatcher;
   void append(const Sequence& part);
+  std::vector<Sequence> factored(std::vector<Sequence> alternatives);
   std::vector<ByteSet> sets_;
   std::vector<Element> elements_;             ///< sequences, each ended by kEnd
   std::vector<std::vector<uint32_t>> rules_;  ///< where the alternatives begin in elements_
@@ -54,8 +59,11 @@ class Grammar {
 /// a then b.
 Grammar::Sequence operator+(Grammar::Sequence a, const Grammar::Sequence& b);
 
-/// The tokens of a vocabulary in the order of their bytes, so that those with a beginning in common are looked at
-/// together. Special tokens and tokens without bytes are left out.
+/// What a grammar sees of a token: kSpecial and its text for special ones, else its bytes. Empty: no grammar takes it.
+std::string grammar_bytes(const Tokenizer& tokenizer, TokenId token);
+
+/// The tokens of a vocabulary in the order of what a grammar sees of them, so that those with a beginning in common are
+/// looked at together.
 class TokenOrder {
  public:
   explicit TokenOrder(const Tokenizer& tokenizer);
@@ -72,6 +80,8 @@ class TokenOrder {
 
 class GrammarMatcher {
  public:
+  /// Ways to go on that a text may leave open at once; RequestError beyond it, here and in all members.
+  static constexpr size_t kMostWays = 256;
   explicit GrammarMatcher(std::shared_ptr<const Grammar> grammar);
 
   /// Whether the text may go on with these bytes.

@@ -302,43 +302,24 @@ class Builder {
 
 }  // namespace
 
+Grammar::Sequence json_part(Grammar& grammar, const nlohmann::ordered_json* schema, const std::string& where) {
+  Builder builder(grammar, schema);
+  return schema ? builder.schema(*schema, where) : builder.object();
+}
+
 namespace {
 
-std::shared_ptr<const Grammar> finished(std::shared_ptr<Grammar> grammar, Sequence root, const GrammarPrefix& prefix) {
-  if (!prefix.open.empty()) {
-    const Sequence rest = grammar->until(prefix.close) + grammar->repeat(grammar->literal("\n"), 0, 2);
-    const Sequence block = prefix.is_open ? rest : grammar->optional(grammar->literal(prefix.open) + rest);
-    root = block + root;
-  }
-  grammar->set_root(root);
+std::shared_ptr<const Grammar> json_grammar(const nlohmann::ordered_json* schema) {
+  auto grammar = std::make_shared<Grammar>();
+  grammar->set_root(json_part(*grammar, schema, "schema"));
   return grammar;
 }
 
 }  // namespace
 
-std::shared_ptr<const Grammar> json_grammar(const nlohmann::ordered_json* schema, const GrammarPrefix& prefix) {
-  auto grammar = std::make_shared<Grammar>();
-  Builder builder(*grammar, schema);
-  Sequence root = schema ? builder.schema(*schema, "schema") : builder.object();
-  return finished(grammar, std::move(root), prefix);
-}
-
-std::shared_ptr<const Grammar> tool_call_grammar(
-    const std::vector<std::pair<std::string, nlohmann::ordered_json>>& functions, const GrammarPrefix& prefix) {
-  auto grammar = std::make_shared<Grammar>();
-  std::vector<Sequence> calls;
-  for (const auto& [name, parameters] : functions) {
-    Builder builder(*grammar, &parameters);
-    calls.push_back(grammar->literal("<tool_call>\n{\"name\": " + Json(name).dump() + ", \"arguments\": ") +
-                    builder.schema(parameters, "parameters of " + name) + grammar->literal("}\n</tool_call>"));
-  }
-  const Sequence root = grammar->choice(std::move(calls));
-  return finished(grammar, root, prefix);
-}
-
-std::shared_ptr<const Grammar> json_object_grammar() { return json_grammar(nullptr, {}); }
+std::shared_ptr<const Grammar> json_object_grammar() { return json_grammar(nullptr); }
 std::shared_ptr<const Grammar> json_schema_grammar(const nlohmann::ordered_json& schema) {
-  return json_grammar(&schema, {});
+  return json_grammar(&schema);
 }
 
 }  // namespace ef

@@ -4,8 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "expertflow/text/grammar.h"
 
@@ -20,15 +18,7 @@ std::shared_ptr<const Grammar> json_object_grammar();
 /// uuid), minimum 0 of an integer.
 std::shared_ptr<const Grammar> json_schema_grammar(const nlohmann::ordered_json& schema);
 
-/// How an answer may begin before what the grammar asks for.
-struct GrammarPrefix {
-  /// "<think>", "</think>": the answer may begin with a block of that kind. Empty: no.
-  std::string_view open, close;
-  bool is_open = false;  ///< the prompt has opened it already: the answer is inside until `close`
-};
-std::shared_ptr<const Grammar> json_grammar(const nlohmann::ordered_json* schema, const GrammarPrefix& prefix);
-/// A call of one of these functions (name, schema of its arguments) as <tool_call> marks it.
-std::shared_ptr<const Grammar> tool_call_grammar(
-    const std::vector<std::pair<std::string, nlohmann::ordered_json>>& functions, const GrammarPrefix& prefix);
+/// The same as a part of a grammar; null: any object. `where` stands in messages.
+Grammar::Sequence json_part(Grammar& grammar, const nlohmann::ordered_json* schema, const std::string& where);
 
 }  // namespace ef

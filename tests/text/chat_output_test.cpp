@@ -77,6 +77,13 @@ TEST(ChatOutput, Qwen3Calls) {
   expect({kHermes, false, true}, "<tool_call>not json</tool_call>", {"<tool_call>not json", "", {}});
 }
 
+// What nests without end is text: taking it apart, and copying it, would need as deep a stack.
+TEST(ChatOutput, CallsThatNestTooDeep) {
+  const std::string deep = std::string(200000, '['), arguments = "{\"a\": " + deep + std::string(200000, ']') + "}";
+  const std::string call = "<tool_call>{\"name\": \"f\", \"arguments\": " + arguments + "}";
+  expect({kHermes, false, true}, call + "</tool_call>", {call, "", {}});
+}
+
 TEST(ChatOutput, DeepSeekCalls) {
   const std::string v3 =
       "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": "

@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Whether the whole text is a sentence, and whether it can at least be begun.
+// Whether the whole text is a sentence.
 bool accepts(const std::shared_ptr<const Grammar>& grammar, const std::string& text) {
   GrammarMatcher matcher(grammar);
   for (const char c : text) {
@@ -18,9 +18,6 @@ bool accepts(const std::shared_ptr<const Grammar>& grammar, const std::string& t
     matcher.advance(std::string_view(&c, 1));
   }
   return matcher.complete();
-}
-bool begins(const std::shared_ptr<const Grammar>& grammar, const std::string& text) {
-  return GrammarMatcher(grammar).takes(text);
 }
 std::shared_ptr<const Grammar> of(const char* schema) { return json_schema_grammar(Json::parse(schema)); }
 
@@ -115,18 +112,6 @@ TEST(Grammar, LoopsWithoutProgressAndDeepSchemasAreRefused) {
   EXPECT_THROW(of(deep.c_str()), RequestError);
 }
 
-TEST(Grammar, ReasoningMayComeFirst) {
-  const Json schema = {{"type", "boolean"}};
-  const auto maybe = json_grammar(&schema, {"<think>", "</think>", false});
-  EXPECT_TRUE(accepts(maybe, "true"));
-  EXPECT_TRUE(accepts(maybe, "<think>is it < or </thin?</think>\n\ntrue"));
-  EXPECT_FALSE(accepts(maybe, "I think true"));
-  EXPECT_FALSE(accepts(maybe, "<think>true"));
-  const auto open = json_grammar(&schema, {"<think>", "</think>", true});
-  EXPECT_TRUE(accepts(open, "well </</think>false"));
-  EXPECT_FALSE(accepts(open, "false"));
-}
-
 TEST(Grammar, UntilFindsTheFirstOccurrence) {
   auto grammar = std::make_shared<Grammar>();
   grammar->set_root(grammar->until("aab") + grammar->literal("."));
@@ -136,14 +121,39 @@ TEST(Grammar, UntilFindsTheFirstOccurrence) {
   }
 }
 
-TEST(Grammar, ToolCalls) {
-  const auto g = tool_call_grammar(
-      {{"f", Json::parse(R"({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})")},
-       {"g", Json::object()}},
-      {});
-  EXPECT_TRUE(accepts(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 3}}\n</tool_call>"));
-  EXPECT_FALSE(accepts(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"3\"}}\n</tool_call>"));
-  EXPECT_FALSE(begins(g, "<tool_call>\n{\"name\": \"h\""));
+// Beginnings in common are followed once: many values do not mean many ways.
+TEST(Grammar, ManyValuesThatBeginAlike) {
+  Json values = Json::array();
+  for (int i = 0; i < 5000; ++i) values.push_back("value " + std::to_string(i));
+  values.push_back("value");
+  const Json schema{{"enum", values}};
+  const auto g = json_schema_grammar(schema);
+  for (const char* text : {"\"value 0\"", "\"value 4999\"", "\"value 77\"", "\"value\""}) EXPECT_TRUE(accepts(g, text));
+  for (const char* text : {"\"value 5000\"", "\"value \"", "\"val\"", "\"value 007\""}) EXPECT_FALSE(accepts(g, text));
+  const auto same = of(R"({"enum": ["a", "a", "ab"]})");
+  EXPECT_TRUE(accepts(same, R"("a")"));
+  EXPECT_TRUE(accepts(same, R"("ab")"));
+  EXPECT_FALSE(accepts(same, R"("aab")"));
+}
+
+// A string that each of very many alternatives would end otherwise: every byte of it would cost all of them.
+TEST(Grammar, TooManyWaysAtOnceAreRefused) {
+  Json any = Json::array();
+  for (int i = 0; i < 300; ++i)
+    any.push_back({{"type", "array"}, {"prefixItems", {{{"type", "string"}, {"maxLength", 5}}, {{"const", i}}}}});
+  const auto g = json_schema_grammar({{"anyOf", any}});
+  GrammarMatcher matcher(g);
+  EXPECT_THROW(accepts(g, "[\"abc\""), RequestError);
+}
+
+TEST(Grammar, MarksAreSpecialTokensOrTheirTexts) {
+  auto grammar = std::make_shared<Grammar>();
+  grammar->set_root(grammar->until("<|end|>") + grammar->mark("<|go|>"));
+  for (const char* text :
+       {"<|end|><|go|>", "so <|en <|end|>\xff<|go|>", "\xff<|end|><|go|>", "so\xff<|end|>\xff<|go|>"})
+    EXPECT_TRUE(accepts(grammar, text)) << text;
+  for (const char* text : {"\xff<|go|>", "so \xff<|start|>", "<|end|>\xff<|end|>", "<|end|>\xff\xff<|go|>", "\xff so"})
+    EXPECT_FALSE(accepts(grammar, text)) << text;
 }
 
 TEST(Grammar, OnlyCompleteWhereNothingMayFollow) {
@@ -177,7 +187,7 @@ TEST(Grammar, TokensOfAVocabulary) {
     std::vector<TokenId> together, single;
     matcher.for_each_taken(order, [&](TokenId token) { together.push_back(token); });
     for (TokenId token = 0; token < id; ++token)
-      if (matcher.takes(tokenizer.token_to_bytes(token))) single.push_back(token);
+      if (matcher.takes(grammar_bytes(tokenizer, token))) single.push_back(token);
     std::sort(together.begin(), together.end());
     EXPECT_EQ(together, single) << step;
     ASSERT_TRUE(matcher.takes(step)) << step;

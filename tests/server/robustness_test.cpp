@@ -113,6 +113,62 @@ TEST(Robustness, E12_BodiesThatAreNoJson) {
   EXPECT_EQ(rig.post("/v1/completions", completion_body("a cat", 2)).status, 200);
 }
 
+// What would cost much more than it takes to ask for: refused by name, at once.
+TEST(Robustness, RequestsThatAskForTooMuch) {
+  ServerRig& rig = shared_rig();
+  const auto refused = [&](const Json& body, const char* param, const char* path = "/v1/completions") {
+    const HttpAnswer answer = rig.post(path, body);
+    EXPECT_EQ(answer.status, 400) << param;
+    EXPECT_EQ(answer.json()["error"]["param"], param) << answer.body.substr(0, 200);
+  };
+  const auto with = [](const char* name, const Json& value) {
+    Json body = completion_body("a cat", 2);
+    body[name] = value;
+    return body;
+  };
+  Json many = completion_body(Json(std::vector<std::string>(64, "a")), 1);
+  many["n"] = 64;
+  refused(many, "n");
+  refused(completion_body(Json(std::vector<std::string>(100000, "a"))), "prompt");
+  refused(with("stop", std::vector<std::string>(1000, "x")), "stop");
+  refused(with("stop", std::string(100000, 'x')), "stop");
+  refused(with("stop_token_ids", std::vector<int>(100000, 5)), "stop_token_ids");
+  refused(with("stop_token_ids", {4294967301}), "stop_token_ids");  // 2^32 + 5
+  refused(with("logit_bias", {{4294967301, 1}}), "logit_bias");
+  refused(with("logit_bias", {{-1, 1}}), "logit_bias");
+  refused(with("logit_bias", {{"4294967301", 1}}), "logit_bias");
+  refused(with("logit_bias", {{"99999", 1}}), "logit_bias");
+  // Arguments of earlier calls are JSON within JSON.
+  Json body = chat_body("x", 2);
+  const std::string deep = "{\"a\": " + std::string(200000, '[') + std::string(200000, ']') + "}";
+  body["messages"].push_back(
+      {{"role", "assistant"},
+       {"content", nullptr},
+       {"tool_calls", {{{"type", "function"}, {"function", {{"name", "f"}, {"arguments", deep}}}}}}});
+  EXPECT_EQ(rig.post("/v1/chat/completions", body).status, 200);  // this template does not look at it
+  EXPECT_EQ(rig.get("/health").status, 200);
+}
+
+// Requests sent ahead beyond what is read hide the client's end: it is found all the same.
+TEST(Robustness, AClientThatSentFarAheadIsSeenToGo) {
+  StepGate gate;
+  RigSetup setup;
+  setup.parallel = 1;
+  setup.before_step = gate.hook();
+  ServerRig rig(setup);
+  rig.before_end = [&] { gate.open(); };
+  Client client(rig.port());
+  std::string text = Client::request("POST", "/v1/completions", completion_body(kStory, 500).dump());
+  while (text.size() < 200000) text += Client::request("GET", "/health");
+  client.send(text);
+  gate.wait_arrived(1);
+  client.close();
+  ASSERT_TRUE(eventually([&] { return rig.http().lost_clients() == 1; }));
+  gate.permit();
+  ASSERT_TRUE(eventually([&] { return rig.loop().snapshot().scheduler.running == 0; }));
+  EXPECT_EQ(gate.arrived(), 1);
+}
+
 TEST(Robustness, WhatIsNoHttpOrTooLarge) {
   RigSetup setup;
   setup.server.max_body_mib = 1;
@@ -128,6 +184,33 @@ TEST(Robustness, WhatIsNoHttpOrTooLarge) {
   headers.send("GET /health HTTP/1.1\r\nX: " + std::string(100000, 'a') + "\r\n\r\n");
   EXPECT_EQ(headers.answer().status, 431);
   EXPECT_EQ(rig.get("/health").status, 200);
+}
+
+// A request has so long to arrive, however slowly it comes; who says nothing is let go.
+TEST(Robustness, RequestsThatDoNotArrive) {
+  RigSetup setup;
+  setup.load = false;
+  setup.server.timeout = 0.2;
+  ServerRig rig(setup);
+  Client silent(rig.port());
+  EXPECT_TRUE(silent.at_end());
+  for (const std::string& part :
+       {std::string("GET /hea"), std::string("GET /health HTTP/1.1\r\nX: "),
+        std::string("POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{\"prompt\":"),
+        std::string("POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n20\r\n{\"pr")}) {
+    Client slow(rig.port());
+    slow.send(part);
+    const HttpAnswer answer = slow.answer();
+    EXPECT_EQ(answer.status, 408) << part;
+    EXPECT_EQ(answer.json()["error"]["type"], "invalid_request_error");
+    EXPECT_TRUE(slow.at_end());
+  }
+}
+
+TEST(Robustness, TargetsInAbsoluteForm) {
+  Client client(shared_rig().port());
+  client.send("GET http://example.org:80/health HTTP/1.1\r\nHost: example.org\r\n\r\n");
+  EXPECT_EQ(client.answer().json()["status"], "ok");
 }
 
 TEST(Robustness, ConnectionsAreKeptAndRequestsMayFollowAtOnce) {

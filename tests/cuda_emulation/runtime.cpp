@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/cuda_emulation/include/emulated/block.h"
+#include "tests/cuda_emulation/include/emulated/fault.h"
 #include "tests/cuda_emulation/shared_memory.h"
 
 namespace {
@@ -33,6 +34,19 @@ struct Allocation {
 };
 std::map<char*, Allocation> g_memory;  // by address
 size_t g_used = 0;
+
+struct Fault {
+  ef::emulated::Call call = ef::emulated::Call::kLaunch;
+  int nth = 0;  // 0: it has come, or none was asked for
+  cudaError_t error = cudaSuccess;
+} g_fault;
+
+// cudaSuccess, or what this call fails with.
+cudaError_t fault_of(ef::emulated::Call call) {
+  std::lock_guard lock(g_mutex);
+  if (g_fault.nth == 0 || g_fault.call != call || --g_fault.nth > 0) return cudaSuccess;
+  return report(g_fault.error);
+}
 
 // What is recorded from a stream and those that joined it.
 struct Capture {
@@ -141,6 +155,7 @@ const char* cudaGetErrorName(cudaError_t error) {
     EF_NAME(cudaErrorInvalidResourceHandle)
     EF_NAME(cudaErrorIllegalState)
     EF_NAME(cudaErrorNotReady)
+    EF_NAME(cudaErrorLaunchFailure)
     EF_NAME(cudaErrorStreamCaptureUnsupported)
     EF_NAME(cudaErrorStreamCaptureInvalidated)
     EF_NAME(cudaErrorStreamCaptureUnmatched)
@@ -269,6 +284,7 @@ cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (!sides_are_right(to, from, bytes, kind)) return report(cudaErrorInvalidValue);
+  if (const cudaError_t error = fault_of(ef::emulated::Call::kCopy)) return error;
   return queue(stream, [=] { std::memmove(to, from, bytes); });
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -310,6 +326,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   std::lock_guard lock(g_mutex);
+  if (const cudaError_t error = fault_of(ef::emulated::Call::kSynchronize)) return error;
   if (stream && stream->capture) return unsupported(stream->capture);
   return !stream && forbidden() ? report(cudaErrorStreamCaptureImplicit) : cudaSuccess;
 }
@@ -422,6 +439,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t) {
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (!exec) return report(cudaErrorInvalidValue);
+  if (const cudaError_t error = fault_of(ef::emulated::Call::kGraphLaunch)) return error;
   return queue(stream, [work = exec->work] {
     for (const Work& each : work) each();
   });
@@ -445,6 +463,15 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
 
 namespace ef::emulated {
 
+void fail_call(Call call, int nth, cudaError_t error) {
+  std::lock_guard lock(g_mutex);
+  g_fault = {call, nth, error};
+}
+bool fault_came() {
+  std::lock_guard lock(g_mutex);
+  return g_fault.nth == 0;
+}
+
 cudaError_t submit(Launch launch, cudaStream_t stream) {
   const dim3 &grid = launch.grid, &block = launch.block;
   const bool none = grid.x == 0 || grid.y == 0 || grid.z == 0 || block.x == 0 || block.y == 0 || block.z == 0;
@@ -452,6 +479,7 @@ cudaError_t submit(Launch launch, cudaStream_t stream) {
       uint64_t(block.x) * block.y * block.z > 1024)
     return report(cudaErrorInvalidConfiguration);
   if (launch.shared > kMostShared) return report(cudaErrorInvalidValue);
+  if (const cudaError_t error = fault_of(Call::kLaunch)) return error;
   return queue(stream, [launch = std::move(launch)] { run(launch); });
 }
 

@@ -13,13 +13,15 @@
 namespace ef::cli {
 
 struct CommonOptions {
-  std::string model;
+  std::string model, config;
   bool verbose = false;
   bool quiet = false;
 
   template <class Visitor>
   void for_each(Visitor&& visit) {
     visit(model, {"-m,--model", "Hugging Face folder or GGUF file (any shard)"});
+    visit(config,
+          {"--config", "JSON file with values for flags, {\"expert_cache_size\": \"6GiB\"}; see docs/guide.md"});
     visit(verbose, {"-v,--verbose", "say more on stderr"});
     visit(quiet, {"-q,--quiet", "say only warnings and errors on stderr"});
   }

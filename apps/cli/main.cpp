@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "apps/cli/commands.h"
+#include "apps/cli/config_file.h"
 #include "apps/cli/options_cli11.h"
 #include "expertflow/base/errors.h"
 
@@ -48,6 +49,10 @@ int parse_and_run(int argc, char** argv) {
                     ExitCodes::kConfig);
   }
   std::vector<std::string> arguments = ef::cli::with_long_names(argc, argv);
+  if (const std::string config = ef::cli::config_path(arguments); !config.empty() && known_command(arguments[0])) {
+    CLI::App& command = *app.get_subcommand(arguments[0]);
+    if (command.get_option_no_throw("--config")) ef::cli::apply_config(command, config);
+  }
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {
     app.parse(arguments);

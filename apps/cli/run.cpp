@@ -320,6 +320,7 @@ void add_run(CLI::App& app, int& exit_code) {
     options->common.check();
     EF_CHECK(options->dry_run || !options->json, ConfigError, "--json: has an effect only with --dry-run");
     options->trace.check();
+    EF_CHECK(options->predict >= -1, ConfigError, "--predict: expected -1 or more, found {}", options->predict);
     EF_CHECK(!options->dry_run || !options->memory_report, ConfigError,
              "--memory-report: has no effect with --dry-run");
     exit_code = options->dry_run ? print_plan(*options) : Runner(*options).run();

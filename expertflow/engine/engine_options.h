@@ -13,6 +13,7 @@ struct EngineOptions {
   std::string expert_memory = "auto";
   std::string eviction_policy = "next-use";
   std::string offload_device = "disk";
+  bool load_in_4bit = false;
   std::string device = "auto", device_memory = "auto";
   int threads = 0;
   std::string pin_threads = "auto";
@@ -44,6 +45,8 @@ struct EngineOptions {
           {"--eviction-policy",
            "who leaves the fast tier first: next-use, lru, lfu, lfru, least-stale, lru-high-low, arc, s3-fifo"});
     visit(offload_device, {"--offload-device", "where experts outside the fast tier are; a CPU build knows 'disk'"});
+    visit(load_in_4bit,
+          {"--load-in-4bit", "refuse a model whose experts take more than 4-bit formats do (write one with quantize)"});
     visit(device, {"--device", "where the model runs: cpu, cuda, cuda:N, or auto (cpu so far)"});
     visit(device_memory,
           {"--device-memory",

@@ -224,7 +224,25 @@ MemoryPlan plan_engine(const ModelFiles& files, const EngineOptions& o) {
   return plan_engine(files, o, device_memory_info(parse_device(o.device), o));
 }
 
+namespace {
+
+// Q4_K_M and its like mix some matrices of six bits in: 4.9 bits a weight; five-bit files take 5.5 and more.
+void check_four_bits(const ModelFiles& files) {
+  constexpr double kMostBits = 5.25;
+  uint64_t experts = 0;
+  for (const LayerExperts& layer : files.store->layers()) experts += layer.count();
+  const double weights = 3.0 * double(files.config.hidden) * double(files.config.expert_ffn) * double(experts);
+  const double bits = 8.0 * double(files.store->total_bytes()) / weights;
+  EF_CHECK(bits <= kMostBits, ConfigError,
+           "load-in-4bit: the experts of {} take {:.1f} bits a weight; write a file with 4-bit ones first: expertflow "
+           "quantize MODEL OUT.gguf --type Q4_K_M",
+           files.checkpoint.path.string(), bits);
+}
+
+}  // namespace
+
 MemoryPlan plan_engine(const ModelFiles& files, const EngineOptions& o, const MemoryInfo& memory) {
+  if (o.load_in_4bit) check_four_bits(files);
   MemoryPlan plan = plan_memory(files, o);
   plan.memory = memory;
   check_kv_cap(o, context_tokens(o.ctx_size, files.config), plan.kv_bytes, plan.memory);

@@ -1,0 +1,17 @@
+// --config: values for flags from a JSON file.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace ef::cli {
+
+/// {"expert_cache_size": "6GiB", "prediction_horizon": 4, "async_prefetch": true}: names are those of flags, with
+/// '_' or '-' between words; values become the flags' defaults, so that the environment and the command line win.
+/// ConfigError naming the file, the key, what was expected and what was found.
+void apply_config(CLI::App& command, const std::string& path);
+
+/// The file that --config names among the arguments, or EXPERTFLOW_CONFIG; empty: none.
+std::string config_path(const std::vector<std::string>& arguments);
+
+}  // namespace ef::cli

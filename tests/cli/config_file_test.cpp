@@ -1,0 +1,81 @@
+// --config: the names under which other programs keep these settings, as flags and in a file.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/cli.h"
+
+namespace ef::testing {
+namespace {
+
+class CliConfig : public ::testing::Test {
+ protected:
+  std::string file(const std::string& json) const {
+    write_file(folder.path / "config.json", json);
+    return folder.path / "config.json";
+  }
+  // The plan of a run, which says what values are in effect.
+  ProcessResult plan(const std::string& json, const Arguments& more = {},
+                     const std::map<std::string, std::string>& environment = {}) const {
+    return expertflow(Arguments{"run", "-m", demo(), "--dry-run", "--config", file(json)} + more, environment);
+  }
+  TempFolder folder;
+};
+
+TEST_F(CliConfig, EveryNameIsTakenAsFlagAndInTheFile) {
+  const std::string all = R"({"expert_cache_size": "40%", "prediction_horizon": 2, "prediction_topk": 4,
+    "token_schedule_window": 8, "aging_threshold": 3, "offload_device": "disk", "layer_wise_config": {"*": {"prediction_topk": 3}},
+    "async_prefetch": true, "eviction_policy": "lru", "max_kv_cache_memory": "50%", "load_in_4bit": false, "port": 0,
+    "model": ")" + hf("mixtral") +
+                          R"(", "api_key": ["a", "b"], "quiet": null})";
+  // The context is the last thing that is looked at before a server would run.
+  EXPECT_REFUSED(expertflow({"serve", "--config", file(all), "-c", "9999999999999"}), 2, "ctx-size");
+  EXPECT_REFUSED(expertflow({"serve",       "-m",
+                             hf("mixtral"), "--expert-cache-size",
+                             "40%",         "--prediction-horizon",
+                             "2",           "--prediction-topk",
+                             "4",           "--token-schedule-window",
+                             "8",           "--aging-threshold",
+                             "3",           "--offload-device",
+                             "disk",        "--layer-wise-config",
+                             "{}",          "--async-prefetch",
+                             "on",          "--eviction-policy",
+                             "lru",         "--max-kv-cache-memory",
+                             "50%",         "--load-in-4bit",
+                             "--port",      "0",
+                             "-c",          "9999999999999"}),
+                 2, "ctx-size");
+}
+
+TEST_F(CliConfig, TheCommandLineWinsOverTheEnvironmentAndThisOverTheFile) {
+  const std::string quarter = R"({"expert_cache_size": "25%", "json": true})";
+  const std::map<std::string, std::string> half{{"EXPERTFLOW_EXPERT_MEMORY", "50%"}};
+  const auto share = [](const ProcessResult& result) {
+    const auto json = nlohmann::json::parse(result.out);
+    return std::round(100 * json["expert_budget_bytes"].get<double>() / json["expert_bytes"].get<double>());
+  };
+  EXPECT_EQ(share(plan(quarter)), 25);
+  EXPECT_EQ(share(plan(quarter, {}, half)), 50);
+  EXPECT_EQ(share(plan(quarter, {"--expert-memory", "75%"}, half)), 75);
+  EXPECT_EQ(share(expertflow({"run", "-m", demo(), "--dry-run"}, {{"EXPERTFLOW_CONFIG", file(quarter)}})), 25);
+}
+
+TEST_F(CliConfig, WhatCannotBeTakenIsNamed) {
+  EXPECT_REFUSED(plan(R"({"expert_cash_size": "25%"})"), 2, "config.json", "expert_cash_size", "run");
+  EXPECT_REFUSED(plan(R"({"token_schedule_window": 4})"), 2, "token_schedule_window", "run has no such flag");
+  EXPECT_REFUSED(plan(R"({"prediction_topk": "many"})"), 2, "prediction_topk", "many");
+  EXPECT_REFUSED(plan(R"({"load_in_4bit": "yes"})"), 2, "load_in_4bit", "true or false", "yes");
+  EXPECT_REFUSED(plan(R"({"eviction_policy": 5})"), 2, "eviction", "5");
+  EXPECT_REFUSED(plan("[]"), 2, "config.json", "object", "array");
+  EXPECT_REFUSED(plan("{"), 2, "config.json", "object");
+  EXPECT_REFUSED(expertflow({"run", "-m", demo(), "--config", "/nowhere.json"}), 2, "/nowhere.json");
+}
+
+TEST_F(CliConfig, FourBitsAreCheckedAndNotMade) {
+  EXPECT_REFUSED(plan(R"({"load_in_4bit": true})"), 2, "load-in-4bit", "bits a weight",
+                 "Q4_K_M");  // it has 5.5 and more
+  const Arguments four{"run", "-m", gguf("qwen3_moe"), "--load-in-4bit", "--dry-run"};
+  EXPECT_REFUSED(expertflow(four), 2, "bits a weight");
+}
+
+}  // namespace
+}  // namespace ef::testing

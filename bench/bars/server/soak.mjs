@@ -5,7 +5,7 @@ import http from "node:http";
 import {metric, Server} from "../../../tests/server/e2e/server.mjs";
 
 const clients = Number(process.env.CLIENTS ?? 200), seconds = Number(process.env.SECONDS_LONG ?? 180);
-const server = await Server.start(["--parallel", "16", "-c", "512", "--max-queue", "1000"]);
+const server = await Server.start(["--parallel", "16", "-c", "8192", "--max-queue", "1000"]);
 const agent = new http.Agent({keepAlive: true, maxSockets: Infinity});
 let state = 12345;
 const random = () => (state = (Math.imul(state, 1103515245) + 12345) >>> 0) / 2 ** 32;

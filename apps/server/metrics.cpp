@@ -95,7 +95,7 @@ RequestMetrics::RequestMetrics()
       prompt_tokens_(size_bounds()),
       generated_tokens_(size_bounds()) {}
 
-void RequestMetrics::on_token(Duration since) {
+void RequestMetrics::on_token(const CompletionTimes&, Duration since) {
   const std::lock_guard lock(mutex_);
   itl_.observe(seconds(since));
 }

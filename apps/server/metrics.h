@@ -48,7 +48,7 @@ std::string escape_label(std::string_view value);
 class RequestMetrics final : public CompletionWatch {
  public:
   RequestMetrics();
-  void on_token(Duration since) override;
+  void on_token(const CompletionTimes& times, Duration since) override;
   void on_end(const CompletionTimes& times, const char* finish) override;
   void write(Exposition& out) const;
 

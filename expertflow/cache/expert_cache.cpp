@@ -122,13 +122,13 @@ void ExpertCache::pin(StepId step, ExpertKey key, Entry& entry) {
   const auto it = steps_.find(step);
   EF_DCHECK(it != steps_.end());
   it->second.push_back(key);
-  ++entry.pins;
+  stats_.pinned += ++entry.pins == 1;
 }
 
 void ExpertCache::unpin(ExpertKey key) {
   Entry& entry = at(key);
   EF_DCHECK(entry.pins > 0);
-  --entry.pins;
+  stats_.pinned -= --entry.pins == 0;
 }
 
 void ExpertCache::release(StepId step, ExpertKey key) {
@@ -173,8 +173,10 @@ void ExpertCache::open(const Request& request, std::vector<Grant>& granted, std:
     if (entry.state == ExpertState::kResident) {
       ++stats_.hits;
       ++layer.hits;
+      if (entry.unused) stats_.reserved_ready_bytes += geometry_.layers[size_t(request.layer)].slot_bytes;
     } else {
       ++stats_.late_hits;
+      ++layer.late_hits;
     }
     pin(request.step, key, entry);
     touch(request, entry);

@@ -45,7 +45,7 @@ enum class ExpertState : uint8_t { kAbsent, kInFlight, kResident };
 using StepId = uint64_t;
 
 struct LayerCacheStats {
-  uint64_t hits = 0, misses = 0, evictions = 0, bytes_filled = 0;
+  uint64_t hits = 0, late_hits = 0, misses = 0, evictions = 0, bytes_filled = 0;
 };
 struct CacheStats {
   uint64_t hits = 0;       ///< distinct experts of layer events that were resident when asked for
@@ -57,11 +57,13 @@ struct CacheStats {
            reserved_late = 0;    ///< of them, asked for by their layer's next event; still in flight then
   uint64_t reserved_wasted = 0;  ///< of them, not asked for by it
   uint64_t reserved_evicted = 0, reserved_evicted_bytes = 0;  ///< of them, evicted before anybody asked; bytes of slots
+  uint64_t reserved_ready_bytes = 0;  ///< bytes of slots of those that were resident when first asked for
   uint64_t fills = 0, failed_fills = 0, cancelled_fills = 0, evictions = 0;
   uint64_t bytes_filled = 0;  ///< of slots
   uint64_t pool_bytes = 0, bytes_in_use = 0, bytes_in_flight = 0;
   uint64_t largest_free_bytes = 0;  ///< longest extent of the pool that holds no slot
   uint64_t residents = 0, in_flight = 0;
+  uint64_t pinned = 0;  ///< of both, those that an open step uses now
   std::vector<LayerCacheStats> layers;
   double hit_rate() const;  ///< hits of all accesses; 0 before the first
 };

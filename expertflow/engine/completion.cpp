@@ -66,7 +66,17 @@ bool Completion::cancelled() {
 void Completion::end(const char* finish) {
   ended_ = true;
   times_.ended = context_.clock->now();
-  if (context_.watch) context_.watch->on_end(times_, finish);
+  if (times_.started.count() > 0)
+    note_stall(times_.first_token.count() > 0 ? times_.decode_stall : times_.prefill_stall);
+  for (CompletionWatch* watch : {context_.watch, request_.watch.get()})
+    if (watch) watch->on_end(times_, finish);
+}
+
+void Completion::note_stall(double& into) {
+  if (!context_.stall_seconds) return;
+  const double now = *context_.stall_seconds;
+  into += now - stall_;
+  stall_ = now;
 }
 
 int Completion::needs_top() const {
@@ -76,6 +86,9 @@ int Completion::needs_top() const {
 void Completion::on_start(int64_t cached) {
   times_.started = context_.clock->now();
   times_.cached_tokens = cached;
+  if (context_.stall_seconds) stall_ = *context_.stall_seconds;
+  for (CompletionWatch* watch : {context_.watch, request_.watch.get()})
+    if (watch) watch->on_start(times_);
 }
 
 void Completion::on_prompt_logits(int64_t at, const RowLogits& row) {
@@ -147,12 +160,14 @@ std::optional<TokenId> Completion::next(const RowLogits& row) {
   const Sampled sampled = choose(row);
   const TokenId token = sampled.token;
   const Duration now = context_.clock->now();
-  if (times_.generated_tokens == 0)
+  if (++times_.generated_tokens == 1) {
     times_.first_token = now;
-  else if (context_.watch)
-    context_.watch->on_token(now - last_token_);
+    note_stall(times_.prefill_stall);
+  } else {
+    for (CompletionWatch* watch : {context_.watch, request_.watch.get()})
+      if (watch) watch->on_token(times_, now - last_token_);
+  }
   last_token_ = now;
-  ++times_.generated_tokens;
   history_.push_back(token);
   event.tokens.push_back(report(sampled));
 
@@ -178,6 +193,8 @@ std::optional<TokenId> Completion::next(const RowLogits& row) {
 
 void Completion::on_error(std::exception_ptr error) {
   if (ended_) return;
+  for (CompletionWatch* watch : {context_.watch, request_.watch.get()})
+    if (watch) watch->on_error(error);
   CompletionEvent event;
   event.error = std::move(error);
   emit(std::move(event));

@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +18,8 @@
 
 namespace ef {
 
+class CompletionWatch;
+
 struct CompletionRequest {
   std::vector<TokenId> prompt;
   int64_t max_tokens = -1;  ///< negative: until prompt and answer fill the context; 0: the prompt alone
@@ -29,6 +32,7 @@ struct CompletionRequest {
   bool prompt_logprobs = false;
   bool use_prefix_cache = true;
   std::shared_ptr<const Grammar> grammar;  ///< what the answer must match; null: anything
+  std::shared_ptr<CompletionWatch> watch;  ///< told of this one, beside whoever watches all; null: nobody
 };
 
 /// The prompt leaves no room to answer.
@@ -60,15 +64,47 @@ struct CompletionEvent {
 struct CompletionTimes {
   Duration submitted{0}, started{0}, first_token{0}, ended{0};
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
+  /// Seconds of [started, first_token] and of [first_token, ended] in which the engine's steps waited for experts,
+  /// whoever's: a batch waits as one.
+  double prefill_stall = 0, decode_stall = 0;
 };
 
 /// Told what happened, for metrics; called on the engine's thread.
 class CompletionWatch {
  public:
   virtual ~CompletionWatch() = default;
-  virtual void on_token(Duration /*since the one before*/) {}
+  /// Its first step is about to run.
+  virtual void on_start(const CompletionTimes&) {}
+  /// A token after the first; since: the one before.
+  virtual void on_token(const CompletionTimes&, Duration /*since*/) {}
+  /// What it fails with; on_end follows.
+  virtual void on_error(const std::exception_ptr&) {}
   /// finish: "stop", "length", "abort" or "error".
   virtual void on_end(const CompletionTimes&, const char* /*finish*/) {}
+};
+
+/// Several as one. Null ones are left out; they must outlive it.
+class CompletionWatches final : public CompletionWatch {
+ public:
+  CompletionWatches(std::initializer_list<CompletionWatch*> all) {
+    for (CompletionWatch* one : all)
+      if (one) all_.push_back(one);
+  }
+  void on_start(const CompletionTimes& times) override {
+    for (CompletionWatch* one : all_) one->on_start(times);
+  }
+  void on_token(const CompletionTimes& times, Duration since) override {
+    for (CompletionWatch* one : all_) one->on_token(times, since);
+  }
+  void on_error(const std::exception_ptr& error) override {
+    for (CompletionWatch* one : all_) one->on_error(error);
+  }
+  void on_end(const CompletionTimes& times, const char* finish) override {
+    for (CompletionWatch* one : all_) one->on_end(times, finish);
+  }
+
+ private:
+  std::vector<CompletionWatch*> all_;
 };
 
 class Completion final : public SequenceClient {
@@ -78,7 +114,8 @@ class Completion final : public SequenceClient {
     const Tokenizer* tokenizer = nullptr;     ///< null: ids alone
     const TokenOrder* token_order = nullptr;  ///< of the tokenizer; needed with a grammar
     const Clock* clock = nullptr;
-    CompletionWatch* watch = nullptr;  ///< may be null
+    CompletionWatch* watch = nullptr;                    ///< may be null
+    const std::atomic<double>* stall_seconds = nullptr;  ///< of the engine's steps so far; null: not known
     int64_t vocab = 0;
     int64_t length = 0;  ///< of the context
   };
@@ -108,6 +145,7 @@ class Completion final : public SequenceClient {
   TokenReport report(const Sampled& sampled);
   void emit(CompletionEvent&& event);
   void end(const char* finish);
+  void note_stall(double& into);
 
   CompletionRequest request_;
   Context context_;
@@ -119,6 +157,7 @@ class Completion final : public SequenceClient {
   std::vector<TokenReport> prompt_reports_;
   CompletionTimes times_;
   Duration last_token_{0};
+  double stall_ = 0;  ///< as last seen
   int64_t room_ = 0;  ///< tokens that may be generated
   bool ended_ = false, prompt_reported_ = false;
   std::atomic<bool> cancelled_{false};

@@ -271,6 +271,7 @@ ExpertStats Engine::expert_stats() const {
   const CachedExpertsStats experts = tiers_->tier->experts().stats();
   stats.hits = cache.hits;
   stats.misses = cache.misses + cache.late_hits;
+  stats.late_hits = cache.late_hits;
   const CopyStats copies = tiers_->tier->pipeline().stats();
   stats.bytes_read = copies.bytes_read;
   stats.ahead = cache.reserved;
@@ -279,10 +280,13 @@ ExpertStats Engine::expert_stats() const {
   stats.ahead_wasted = cache.reserved_wasted;
   stats.ahead_cancelled = copies.cancelled;
   stats.ahead_bytes = copies.bytes_ahead;
+  stats.ahead_used_bytes = cache.reserved_ready_bytes;
   stats.wasted_bytes = cache.reserved_evicted_bytes + copies.bytes_cancelled;
   stats.cache_utilization = double(cache.bytes_in_use) / double(cache.pool_bytes);
   if (tiers_->foresight) stats.foresight = tiers_->foresight->stats();
+  stats.layers = cache.layers;
   stats.read_seconds = copies.busy_seconds;
+  stats.bytes_per_second = copies.bytes_per_second;
   stats.read_retries = copies.retries;
   stats.checksum_rereads = tiers_->tier->reader().rereads();
   stats.io = tiers_->tier->reader().state().text();
@@ -305,17 +309,24 @@ std::vector<uint8_t> Engine::expert_states(LayerId layer) const {
   return states;
 }
 
-ExpertMetrics Engine::expert_metrics() const {
-  const ExpertStats stats = expert_stats();
+std::optional<ExpertSlots> Engine::expert_slots() const {
+  if (!tiers_ || !tiers_->tier) return std::nullopt;
+  const CacheStats cache = tiers_->tier->cache().stats();
+  return ExpertSlots{cache.residents, cache.in_flight, cache.pinned, cache.pool_bytes, cache.bytes_in_use};
+}
+
+ExpertMetrics Engine::expert_metrics() const { return metrics_of(expert_stats(), latencies_); }
+
+ExpertMetrics metrics_of(const ExpertStats& stats, std::span<const double> latencies) {
   ExpertMetrics m;
   m.hit_rate = stats.hit_rate();
   m.hits = stats.hits, m.misses = stats.misses, m.evictions = stats.evictions;
   const uint64_t asked = stats.hits + stats.misses;
   m.expert_swap_rate = asked > 0 ? double(stats.evictions) / double(asked) : 0;
-  if (tiers_ && tiers_->tier) m.cache_utilization = stats.cache_utilization;
-  m.p50_latency = percentile(latencies_, 0.50);
-  m.p95_latency = percentile(latencies_, 0.95);
-  m.p99_latency = percentile(latencies_, 0.99);
+  if (!stats.io.empty()) m.cache_utilization = stats.cache_utilization;
+  m.p50_latency = percentile(latencies, 0.50);
+  m.p95_latency = percentile(latencies, 0.95);
+  m.p99_latency = percentile(latencies, 0.99);
   m.prefetch_bytes = stats.ahead_bytes, m.wasted_bytes = stats.wasted_bytes;
   m.demand_bytes = stats.bytes_read - stats.ahead_bytes;
   m.stall_seconds = stats.stall_seconds;
@@ -331,9 +342,15 @@ double Engine::stall_seconds() const {
   return tiers_ && tiers_->tier ? tiers_->tier->experts().stats().stall_seconds : 0.;
 }
 
+std::array<RegionReport, kRegions> Engine::memory_regions() const {
+  std::array<RegionReport, kRegions> regions;
+  for (size_t r = 0; r < regions.size(); ++r) regions[r] = regions_->report(Region(r));
+  return regions;
+}
+
 MemoryReport Engine::memory_report() const {
   MemoryReport report;
-  for (size_t r = 0; r < report.regions.size(); ++r) report.regions[r] = regions_->report(Region(r));
+  report.regions = memory_regions();
   report.pieces = regions_->pieces();
   report.steps = steps_;
   if (tiers_ && tiers_->tier) report.slots = tiers_->tier->cache().stats();

@@ -29,8 +29,10 @@ struct TopLogits {
 
 struct ExpertStats {
   uint64_t hits = 0, misses = 0;  ///< distinct experts a layer event asked for: resident, or not
+  uint64_t late_hits = 0;         ///< of misses, those that were on their way
   uint64_t bytes_read = 0;
-  double read_seconds = 0;  ///< at least one read was under way
+  double read_seconds = 0;      ///< at least one read was under way
+  double bytes_per_second = 0;  ///< of reads, of late, while any was under way; 0: not measured yet
   uint64_t read_retries = 0, checksum_rereads = 0;
   std::string io;  ///< how experts are read; empty if all are resident
   uint64_t evictions = 0, waves = 0;
@@ -38,11 +40,22 @@ struct ExpertStats {
   // read ahead: experts, of which asked for, still on their way then; not asked for; taken back before they were read
   uint64_t ahead = 0, ahead_used = 0, ahead_late = 0, ahead_wasted = 0, ahead_cancelled = 0;
   uint64_t ahead_bytes = 0, wasted_bytes = 0;  ///< read ahead; of them and of what was cancelled, never used
+  uint64_t ahead_used_bytes = 0;               ///< read ahead and there when asked for
   double cache_utilization = 1;                ///< share of the fast tier that holds experts
   std::optional<ForesightStats> foresight;     ///< nothing where there is nothing to look ahead for
+  std::vector<LayerCacheStats> layers;         ///< by LayerId; empty where every expert is resident
   DriftStats drift;                            ///< of backends whose arithmetic is checked while they run
   double hit_rate() const { return hits + misses ? double(hits) / double(hits + misses) : 1.0; }
 };
+
+/// What the fast tier holds at a moment.
+struct ExpertSlots {
+  uint64_t resident = 0, in_flight = 0, pinned = 0;  ///< experts; pinned: used by the step under way
+  uint64_t pool_bytes = 0, used_bytes = 0;
+};
+
+/// The counts under the names of dashboards. latencies: seconds of steps of few rows.
+ExpertMetrics metrics_of(const ExpertStats& stats, std::span<const double> latencies);
 
 /// What is held of the backend's memory, and by what. Memory that ops and reads take beside is not counted on a CPU.
 struct MemoryReport {
@@ -89,7 +102,9 @@ class Engine {
   bool expert_is_near(ExpertKey key) const;
   /// By expert of the layer: 0 absent, 1 in flight, 2 resident; empty for dense layers. As expert_is_near().
   std::vector<uint8_t> expert_states(LayerId layer) const;
-  /// The same under the names of dashboards, with latencies (expert_metrics.h).
+  /// As expert_is_near(); nothing where every expert is resident.
+  std::optional<ExpertSlots> expert_slots() const;
+  /// metrics_of() now.
   ExpertMetrics expert_metrics() const;
   /// Compute waited for experts, since the tier was built.
   double stall_seconds() const;
@@ -98,11 +113,14 @@ class Engine {
     std::string how;  ///< "profile", "tokens", "off"
     size_t experts = 0;
     double seconds = 0;
+    double demand = 0;  ///< share of the accesses that the profile predicts which these experts serve
   };
   WarmUp warm_up(const std::function<void(uint64_t, uint64_t)>& progress = {});
   /// Adds this run's use of experts to the profile of --expert-profile. Says so on the log, and why if it cannot.
   void save_profile();
   MemoryReport memory_report() const;
+  /// From any thread.
+  std::array<RegionReport, kRegions> memory_regions() const;
 
  private:
   std::span<const float> run(const Batch& batch, int top);

@@ -30,6 +30,7 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
   KvCache& kv() override { return engine_.kv(); }
   const Limits& limits() const override { return limits_; }
   std::function<void()> on_step;  ///< what the step takes has left the queue
+  std::atomic<double> stall{0};   ///< seconds that steps waited for experts
 
   void run(const Batch& batch, int top, std::vector<RowLogits>& rows) override {
     if (on_step) on_step();
@@ -50,6 +51,7 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
       for (size_t i = 0; i < count; ++i) rows.push_back({logits.subspan(i * vocab, vocab), {}, {}});
     }
     if (!odd_layers_.empty()) name_odd_layers(batch, rows);
+    stall = engine_.stall_seconds();
   }
 
   std::span<const ExpertKey> likely(int32_t sequence) const override {
@@ -138,7 +140,8 @@ void EngineLoop::stop() {
 std::vector<EngineLoop::Handle> EngineLoop::submit(std::vector<CompletionRequest> requests,
                                                    std::vector<Completion::Sink> sinks) {
   EF_DCHECK(requests.size() == sinks.size());
-  Completion::Context context{tokenizer_, nullptr, &clock_, watch_, engine_.config().vocab, limits_.length};
+  Completion::Context context{tokenizer_,    nullptr, &clock_, watch_, &runner_->stall, engine_.config().vocab,
+                              limits_.length};
   const bool constrained = std::any_of(requests.begin(), requests.end(), [](const auto& r) { return r.grammar; });
   if (constrained && tokenizer_) {
     const std::lock_guard lock(mutex_);
@@ -210,17 +213,9 @@ ExpertMetrics EngineLoop::expert_metrics() const {
   const std::lock_guard lock(mutex_);
   const ExpertStats& e = snapshot_.experts;
   const SchedulerStats& s = snapshot_.scheduler;
-  ExpertMetrics m;
-  m.hits = e.hits, m.misses = e.misses, m.evictions = e.evictions;
-  m.hit_rate = e.hit_rate();
-  const uint64_t asked = e.hits + e.misses;
-  m.expert_swap_rate = asked ? double(e.evictions) / double(asked) : 0;
+  ExpertMetrics m = metrics_of(e, step_times_);
   if (options_.scheduler.token_schedule_window > 0 && s.ready_tokens > 0)
     m.token_defer_rate = double(s.deferred_tokens) / double(s.ready_tokens);
-  m.stall_seconds = e.stall_seconds;
-  m.p50_latency = percentile(step_times_, 0.5);
-  m.p95_latency = percentile(step_times_, 0.95);
-  m.p99_latency = percentile(step_times_, 0.99);
   return m;
 }
 

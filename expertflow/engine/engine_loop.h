@@ -58,7 +58,7 @@ class EngineLoop {
   Snapshot snapshot() const;
   /// Requests that wait for their first step.
   int queued() const;
-  /// The experts' metrics as far as they are known here, with the deferral and the latency of decoding steps.
+  /// The experts' metrics as of the last step, with the deferral and the latency of decoding steps.
   ExpertMetrics expert_metrics() const;
   /// Tokens that each expert has served, [layer][expert]; empty for dense layers, and all of it where nobody counts (on
   /// devices, where looking would cost).

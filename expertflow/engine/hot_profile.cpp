@@ -80,6 +80,16 @@ std::vector<ExpertKey> HotProfile::hottest() const {
   return keys;
 }
 
+double HotProfile::share_of(const std::function<bool(ExpertKey)>& near) const {
+  double all = 0, held = 0;
+  for (size_t l = 0; l < weight.size(); ++l)
+    for (size_t e = 0; e < weight[l].size(); ++e) {
+      all += weight[l][e];
+      if (near({LayerId(l), ExpertId(e)})) held += weight[l][e];
+    }
+  return all > 0 ? held / all : 0;
+}
+
 fs::path profile_file(const std::string& fingerprint) { return user_cache_file("profiles/" + fingerprint + ".json"); }
 
 std::optional<HotProfile> load_profile(const fs::path& file, const std::string& fingerprint,

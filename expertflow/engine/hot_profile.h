@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,9 @@ struct HotProfile {
   void add(const ExpertUse& use, uint64_t tokens);
   /// Those with any weight, the heaviest first; among equals the lower key.
   std::vector<ExpertKey> hottest() const;
+  /// Of all its weight, that of the experts for which `near` holds: how many of the next accesses they serve, if these
+  /// are like the ones before. 0 of an empty profile.
+  double share_of(const std::function<bool(ExpertKey)>& near) const;
   static constexpr double kHalfLife = 65536;
 };
 

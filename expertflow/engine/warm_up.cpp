@@ -30,7 +30,7 @@ std::filesystem::path Engine::profile_path() const {
 }
 
 Engine::WarmUp Engine::warm_up(const std::function<void(uint64_t, uint64_t)>& progress) {
-  WarmUp result{"off", 0, 0};
+  WarmUp result{"off"};
   if (!tiers_->tier || options_.warmup == "off") return result;
   const Duration begin = clock_.now();
   if (options_.warmup != "tokens") {
@@ -47,6 +47,7 @@ Engine::WarmUp Engine::warm_up(const std::function<void(uint64_t, uint64_t)>& pr
     }
     result.how = "profile";
     result.experts = tiers_->tier->warm_up(profile->hottest(), progress);
+    result.demand = profile->share_of([&](ExpertKey key) { return expert_is_near(key); });
   } else {
     result.how = "tokens";
     Sequence sequence(*this, kWarmTokens);
@@ -59,7 +60,9 @@ Engine::WarmUp Engine::warm_up(const std::function<void(uint64_t, uint64_t)>& pr
     result.experts = tiers_->tier->cache().stats().residents;
   }
   result.seconds = seconds(clock_.now() - begin);
-  log_.info("warm-up ({}): {} experts near after {:.2f} s", result.how, result.experts, result.seconds);
+  const std::string covers =
+      result.demand > 0 ? fmt::format(", {:.1f} % of the accesses to be expected", 100 * result.demand) : "";
+  log_.info("warm-up ({}): {} experts near after {:.2f} s{}", result.how, result.experts, result.seconds, covers);
   saved_use_ = tiers_->tier->experts().use();  // what warming up asked for is nobody's use
   rows_ = 0, latencies_.clear(), next_latency_ = 0;
   return result;

@@ -342,6 +342,7 @@ SchedulerStats Scheduler::stats() const {
     if (kv.window(g) > 0 && kv.groups() > 1) continue;
     const int64_t kept = prefix_ ? prefix_->evictable(g) : 0;
     s.kv_used = double(kv.blocks(g) - kv.free_blocks(g) - kept) / double(kv.blocks(g));
+    s.kv_kept = double(kept) / double(kv.blocks(g));
   }
   return s;
 }

@@ -82,6 +82,7 @@ struct SchedulerStats {
   int longest_deferral = 0;                        ///< steps
   int running = 0, waiting = 0;
   double kv_used = 0;  ///< share of the full-attention blocks that sequences hold
+  double kv_kept = 0;  ///< ... that kept prefixes alone hold
   PrefixCacheStats prefix;
 };
 

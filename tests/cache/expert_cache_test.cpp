@@ -211,6 +211,37 @@ TEST(ExpertCache, ALateHitSharesTheCopy) {
   EXPECT_EQ(cache.granted_[0].slot.data(), prefetch->slot.data());
   EXPECT_EQ(cache->stats().late_hits, 1u);
   EXPECT_EQ(cache->stats().hits + cache->stats().misses, 0u);
+  EXPECT_EQ(cache->stats().layers[0].late_hits, 1u);
+  EXPECT_EQ(cache->stats().reserved_ready_bytes, 0u) << "it had not come yet";
+}
+
+TEST(ExpertCache, WhatWasReadAheadAndThereInTimeIsCountedOnce) {
+  Harness cache({64}, 4, 256);
+  for (const ExpertId expert : {1, 2}) {
+    const auto ahead = cache->reserve({0, expert}, 0);
+    ASSERT_TRUE(ahead);
+    Harness::write({0, expert}, ahead->slot);
+    cache->complete({0, expert});
+  }
+  cache.use(0, {1, 3});
+  EXPECT_EQ(cache->stats().reserved_ready_bytes, 64u);
+  cache.use(0, {1, 3});
+  EXPECT_EQ(cache->stats().reserved_ready_bytes, 64u);
+}
+
+TEST(ExpertCache, CountsWhatIsPinned) {
+  Harness cache({64}, 4, 256);
+  const StepId first = cache->begin_step(), second = cache->begin_step();
+  cache.open(first, 0, {0, 1});
+  cache.fill();
+  cache.open(second, 0, {1});
+  EXPECT_EQ(cache->stats().pinned, 2u) << "experts, not pins";
+  cache->release(first, {0, 1});
+  EXPECT_EQ(cache->stats().pinned, 2u);
+  cache->end_step(second);
+  EXPECT_EQ(cache->stats().pinned, 1u);
+  cache->end_step(first);
+  EXPECT_EQ(cache->stats().pinned, 0u);
 }
 
 TEST(ExpertCache, PrefetchTakesNothingFromOpenSteps) {

@@ -1,112 +1,92 @@
-// An answer that a grammar constrains, token by token: the model's logits are given by hand, the vocabulary has special
-// tokens for the marks of gpt-oss, one of which (<|end|>) also counts as an end of answers.
+// What those are told who watch completions: order, times, and the stalls that fall into each phase.
 #include "expertflow/engine/completion.h"
 
 #include <gtest/gtest.h>
 
-#include "expertflow/base/errors.h"
-#include "expertflow/text/answer_grammar.h"
+#include <atomic>
 
-namespace ef::testing {
+namespace ef {
 namespace {
 
-const std::vector<std::string> kPlain{
-    "{", "}", "a", "f", " ", "true", "so", "No.", "json", "analysis", "final", "assistant", "commentary to=functions."};
-const std::vector<std::string> kSpecial{"<|channel|>", "<|message|>", "<|end|>",
-                                        "<|start|>",   "<|return|>",  "<|constrain|>"};
+using namespace std::chrono_literals;
 
-class Constrained : public ::testing::Test {
- protected:
-  Constrained() {
-    nlohmann::json vocab, json;
-    int id = 0;
-    for (std::string text : kPlain) {
-      if (const size_t space = text.find(' '); space != std::string::npos) text.replace(space, 1, "Ġ");
-      vocab[text] = id++;
-    }
-    json["added_tokens"] = nlohmann::json::array();
-    for (const std::string& text : kSpecial)
-      json["added_tokens"].push_back({{"id", id++}, {"content", text}, {"special", true}});
-    json["model"] = {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}};
-    json["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
-    json["decoder"] = {{"type", "ByteLevel"}};
-    tokenizer.emplace(load_tokenizer_json_text(json.dump(), nullptr));
-    tokenizer = tokenizer->with_eog(std::vector<TokenId>{id_of("<|return|>"), id_of("<|end|>")});
-    order.emplace(*tokenizer);
-    size = id;
+class Journal final : public CompletionWatch {
+ public:
+  void on_start(const CompletionTimes& t) override { said += "start " + std::to_string(t.cached_tokens) + "; "; }
+  void on_token(const CompletionTimes& t, Duration since) override {
+    said += "token " + std::to_string(t.generated_tokens) + " after " + std::to_string(since / 1ms) + "; ";
   }
-  TokenId id_of(const std::string& text) const {
-    for (size_t i = 0; i < kPlain.size() + kSpecial.size(); ++i)
-      if ((i < kPlain.size() ? kPlain[i] : kSpecial[i - kPlain.size()]) == text) return TokenId(i);
-    throw std::out_of_range(text);
+  void on_error(const std::exception_ptr&) override { said += "error; "; }
+  void on_end(const CompletionTimes& t, const char* finish) override {
+    said += std::string("end ") + finish;
+    times = t;
   }
-  // What the model would write, each token with its second thought where the first is not taken.
-  std::string answer(std::shared_ptr<const Grammar> grammar,
-                     const std::vector<std::pair<std::string, std::string>>& wishes) {
-    CompletionRequest request;
-    request.prompt = {0};
-    request.sampler.temperature = 0;
-    request.show_special = true;
-    request.grammar = std::move(grammar);
-    std::string text;
-    finish.reset();
-    ManualClock clock;
-    Completion::Context context;
-    context.tokenizer = &*tokenizer, context.token_order = &*order, context.clock = &clock;
-    context.vocab = size, context.length = 100;
-    Completion completion(request, context, [&](CompletionEvent&& event) {
-      text += event.text;
-      if (event.finish) finish = event.finish;
-    });
-    for (const auto& [first, second] : wishes) {
-      std::vector<float> logits(size_t(size), -5.f);
-      logits[size_t(id_of(second))] = 1;
-      logits[size_t(id_of(first))] = 2;
-      if (!completion.next({logits, {}, {}})) break;
-    }
-    return text;
-  }
-  std::optional<Tokenizer> tokenizer;
-  std::optional<TokenOrder> order;
-  int64_t size = 0;
-  std::optional<CompletionEvent::Finish> finish;
+  std::string said;
+  CompletionTimes times;
 };
 
-TEST_F(Constrained, ReasoningIsFreeAndTheFinalChannelIsNot) {
-  const nlohmann::ordered_json schema{{"type", "boolean"}};
-  const auto grammar = json_answer_grammar(&schema, {OutputStyle::kHarmony});
-  const std::string text = answer(grammar, {{"No.", "<|channel|>"},  // no text outside of a channel
-                                            {"analysis", "a"},
-                                            {"<|message|>", "a"},
-                                            {"so", "a"},
-                                            {"<|return|>", "so"},  // the answer has not come yet
-                                            {"{", "a"},
-                                            {"<|end|>", "a"},  // a mark here, and not the end
-                                            {"<|return|>", "<|start|>"},
-                                            {"assistant", "a"},
-                                            {"<|channel|>", "a"},
-                                            {"final", "a"},
-                                            {"<|message|>", "a"},
-                                            {"No.", "true"},
-                                            {"No.", "<|return|>"}});
-  EXPECT_EQ(text, "<|channel|>analysis<|message|>soso{<|end|><|start|>assistant<|channel|>final<|message|>true");
-  EXPECT_EQ(finish, CompletionEvent::Finish::kStop);
+class CompletionTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<Completion> make(int64_t max_tokens) {
+    CompletionRequest request;
+    request.prompt = {1, 2, 3};
+    request.max_tokens = max_tokens;
+    request.sampler.temperature = 0;
+    request.watch = own;
+    Completion::Context context;
+    context.clock = &clock, context.watch = &all, context.stall_seconds = &stall;
+    context.vocab = 4, context.length = 100;
+    return std::make_shared<Completion>(request, context, [](CompletionEvent&&) {});
+  }
+  void step(Completion& c, std::chrono::milliseconds took, double stalled) {
+    clock.advance(took);
+    stall = stall + stalled;
+    c.next({logits, {}, {}});
+  }
+  ManualClock clock;
+  std::atomic<double> stall{7};  // of steps before
+  Journal all;
+  std::shared_ptr<Journal> own = std::make_shared<Journal>();
+  std::vector<float> logits{0, 1, 0, 0};
+};
+
+TEST_F(CompletionTest, BothWatchersHearAllOfIt) {
+  clock.advance(1ms);
+  const auto c = make(3);
+  clock.advance(10ms);
+  stall = 8;  // while it waited: nothing of its own
+  c->on_start(2);
+  step(*c, 100ms, 0.5);
+  step(*c, 20ms, 0.25);
+  step(*c, 30ms, 0.125);
+  const std::string expected = "start 2; token 2 after 20; token 3 after 30; end length";
+  EXPECT_EQ(all.said, expected);
+  EXPECT_EQ(own->said, expected);
+  EXPECT_DOUBLE_EQ(all.times.prefill_stall, 0.5);
+  EXPECT_DOUBLE_EQ(all.times.decode_stall, 0.375);
+  EXPECT_EQ(all.times.started - all.times.submitted, 10ms);
+  EXPECT_EQ(all.times.ended - all.times.first_token, 50ms);
 }
 
-TEST_F(Constrained, ACallIsMadeWithTheModelsOwnTokens) {
-  const auto grammar = tool_call_grammar({{"f", nlohmann::ordered_json::object()}}, {OutputStyle::kHarmony});
-  const std::string text = answer(grammar, {{"<|channel|>", "a"},
-                                            {"final", "commentary to=functions."},
-                                            {"a", "f"},
-                                            {" ", "a"},
-                                            {"<|constrain|>", "a"},
-                                            {"json", "a"},
-                                            {"<|message|>", "a"},
-                                            {"true", "{"},
-                                            {"<|end|>", "}"}});
-  EXPECT_EQ(text, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}");
-  EXPECT_EQ(finish, CompletionEvent::Finish::kStop);
+TEST_F(CompletionTest, AFailureInPrefillHasItsStallThere) {
+  clock.advance(1ms);
+  const auto c = make(3);
+  c->on_start(0);
+  stall = stall + 2;
+  c->on_error(std::make_exception_ptr(std::runtime_error("x")));
+  EXPECT_EQ(own->said, "start 0; error; end error");
+  EXPECT_DOUBLE_EQ(own->times.prefill_stall, 2);
+  EXPECT_DOUBLE_EQ(own->times.decode_stall, 0);
+}
+
+TEST_F(CompletionTest, OneThatNeverStartedHasNoStall) {
+  auto c = make(3);
+  stall = 20;
+  c->cancel();
+  EXPECT_TRUE(c->cancelled());
+  EXPECT_EQ(own->said, "end abort");
+  EXPECT_DOUBLE_EQ(own->times.prefill_stall, 0);
 }
 
 }  // namespace
-}  // namespace ef::testing
+}  // namespace ef

@@ -55,6 +55,15 @@ TEST_F(ProfileFile, ComesBackAsItWasSaved) {
   EXPECT_EQ(p->tokens, 3);
 }
 
+TEST(HotProfile, SaysWhatShareOfItsDemandSomeExpertsServe) {
+  HotProfile p;
+  p.weight = {{}, {6, 1, 0}, {2, 0, 1}};
+  EXPECT_DOUBLE_EQ(p.share_of([](ExpertKey key) { return key.layer == 2; }), 0.3);
+  EXPECT_DOUBLE_EQ(p.share_of([](ExpertKey key) { return key.expert == 0; }), 0.8);
+  EXPECT_DOUBLE_EQ(p.share_of([](ExpertKey) { return true; }), 1);
+  EXPECT_DOUBLE_EQ(HotProfile().share_of([](ExpertKey) { return true; }), 0);
+}
+
 TEST_F(ProfileFile, NoneIsNoComplaint) {
   std::string why = "?";
   EXPECT_FALSE(load_profile(folder.path / "none.json", "00ff", {0, 2}, why));

@@ -20,10 +20,11 @@ namespace asio = boost::asio;
 using tcp = asio::ip::tcp;
 using boost::system::error_code;
 
-LoadTarget parse_target(const std::string& url, const std::string& endpoint) {
+LoadTarget parse_target(const std::string& url, const std::string& endpoint, const std::string& flag) {
   constexpr std::string_view kScheme = "http://";
+  constexpr int kHttpPort = 80, kMostPort = 65535;
   LoadTarget t;
-  EF_CHECK(url.starts_with(kScheme), ConfigError, "--url: expected http://host:port, found \"{}\"", url);
+  EF_CHECK(url.starts_with(kScheme), ConfigError, "{}: expected http://host:port, found \"{}\"", flag, url);
   std::string rest = url.substr(kScheme.size());
   const size_t slash = rest.find('/');
   if (slash != std::string::npos) {
@@ -32,18 +33,18 @@ LoadTarget parse_target(const std::string& url, const std::string& endpoint) {
     while (t.path.ends_with('/')) t.path.pop_back();
   }
   t.path += endpoint;
-  const size_t colon = rest.rfind(':');
-  if (colon == std::string::npos) {
-    t.host = rest;
-    t.port = 80;
-  } else {
-    t.host = rest.substr(0, colon);
+  const size_t bracket = rest.find(']');  // [::1]:8080
+  const size_t colon = rest.find(':', bracket == std::string::npos ? 0 : bracket);
+  t.host = rest.substr(0, colon);
+  if (t.host.starts_with('[') && t.host.ends_with(']')) t.host = t.host.substr(1, t.host.size() - 2);
+  t.port = kHttpPort;
+  if (colon != std::string::npos) {
     const char* end = rest.data() + rest.size();
     const auto [at, error] = std::from_chars(rest.data() + colon + 1, end, t.port);
-    EF_CHECK(error == std::errc() && at == end && t.port > 0 && t.port < 65536, ConfigError,
-             "--url: expected a port of 1 to 65535, found \"{}\"", url);
+    EF_CHECK(error == std::errc() && at == end && t.port > 0 && t.port <= kMostPort, ConfigError,
+             "{}: expected a port of 1 to {}, found \"{}\"", flag, kMostPort, url);
   }
-  EF_CHECK(!t.host.empty(), ConfigError, "--url: expected http://host:port, found \"{}\"", url);
+  EF_CHECK(!t.host.empty(), ConfigError, "{}: expected http://host:port, found \"{}\"", flag, url);
   return t;
 }
 

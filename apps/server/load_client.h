@@ -12,8 +12,8 @@ struct LoadTarget {
   std::string path;  ///< with the prefix: "/v1/completions"
   std::string api_key;
 };
-/// "http://host:port" or "http://host:port/prefix"; ConfigError for anything else.
-LoadTarget parse_target(const std::string& url, const std::string& endpoint);
+/// "http://host:port" or "http://host:port/prefix"; ConfigError naming the flag for anything else.
+LoadTarget parse_target(const std::string& url, const std::string& endpoint, const std::string& flag = "--url");
 
 struct LoadRequest {
   std::string body;  ///< JSON; must ask for a stream with usage

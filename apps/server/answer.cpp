@@ -55,7 +55,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
         model_(std::move(model)),
         reply_(std::move(reply)),
         headers_(std::move(headers)),
-        id_(random_id(request_.chat ? "chatcmpl-" : "cmpl-")),
+        id_(request_.id),
         created_(int64_t(std::time(nullptr))) {}
 
   void start();

@@ -1,8 +1,6 @@
 #include "apps/server/api.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <sstream>
 
 #include "apps/server/answer.h"
@@ -11,8 +9,6 @@
 #include "expertflow/base/io.h"
 
 namespace ef::server {
-
-constexpr const char* kVersion = "0.1.0";
 
 namespace {
 
@@ -34,6 +30,30 @@ bool same_key(const std::string& a, const std::string& b) {
   return difference == 0 && !b.empty();
 }
 
+// Names of OpenTelemetry's conventions for generative AI.
+Attributes asked_of(const OpenAiRequest& request) {
+  const CompletionRequest& c = request.completion;
+  const auto decimal = [](float v) { return std::stod(fmt::format("{}", v)); };  // 0.1 and not 0.10000000149
+  Attributes a{{"gen_ai.response.id", request.id},
+               {"gen_ai.output.type", std::string(c.grammar ? "json" : "text")},
+               {"gen_ai.request.temperature", decimal(c.sampler.temperature)},
+               {"gen_ai.request.top_p", decimal(c.sampler.top_p)},
+               {"gen_ai.request.choice.count", int64_t(request.n)},
+               {"gen_ai.request.stream", request.stream}};
+  if (c.max_tokens >= 0) a.emplace_back("gen_ai.request.max_tokens", c.max_tokens);
+  if (c.sampler.top_k > 0) a.emplace_back("gen_ai.request.top_k", double(c.sampler.top_k));
+  if (c.sampler.seed) a.emplace_back("gen_ai.request.seed", int64_t(*c.sampler.seed));
+  if (!c.stop.empty()) a.emplace_back("gen_ai.request.stop_sequences", c.stop);
+  return a;
+}
+
+Json advice_json(const BatchAdvice& a) {
+  return {{"sequences", a.sequences},
+          {"kv_sequences", a.kv_sequences},
+          {"expert_sequences", a.expert_sequences ? Json(*a.expert_sequences) : Json(nullptr)},
+          {"text", a.text}};
+}
+
 bool is_valid_utf8(const std::string& text) {
   Utf8Stream stream;
   return stream.push(text) == text && !stream.pending();
@@ -47,6 +67,7 @@ struct Api::Route {
   void (Api::*run)(const Call&);
   bool open = false;  ///< without a key
   bool needs_model = true;
+  bool traced = false;
 };
 
 // The one table of endpoints.
@@ -59,12 +80,13 @@ const std::vector<Api::Route>& Api::routes() {
       {"GET", "/index.html", &Api::page, true, false},
       {"GET", "/health/experts", &Api::expert_health},
       {"GET", "/dashboard.json", &Api::dashboard},
+      {"GET", "/report", &Api::report},
       {"GET", "/v1/models", &Api::models},
       {"GET", "/models", &Api::models},
-      {"POST", "/v1/chat/completions", &Api::chat},
-      {"POST", "/chat/completions", &Api::chat},
-      {"POST", "/v1/completions", &Api::completions},
-      {"POST", "/completions", &Api::completions},
+      {"POST", "/v1/chat/completions", &Api::chat, false, true, true},
+      {"POST", "/chat/completions", &Api::chat, false, true, true},
+      {"POST", "/v1/completions", &Api::completions, false, true, true},
+      {"POST", "/completions", &Api::completions, false, true, true},
       {"POST", "/v1/embeddings", &Api::embeddings, false, false},
       {"POST", "/embeddings", &Api::embeddings, false, false},
       {"POST", "/tokenize", &Api::tokenize},
@@ -77,7 +99,9 @@ const std::vector<Api::Route>& Api::routes() {
   return kRoutes;
 }
 
-Api::Api(const ServerOptions& options, const Log& log) : options_(options), log_(log) {
+Api::Api(const ServerOptions& options, const Log& log, std::shared_ptr<Tracer> tracer)
+    : options_(options), log_(log), tracer_(std::move(tracer)) {
+  if (!tracer_) tracer_ = std::make_shared<Tracer>(nullptr, 0, real_trace_sources());
   for (const std::string& list : options.api_key)
     for (std::string& key : split(list, ',')) keys_.push_back(std::move(key));
   if (!options.api_key_file.empty()) {
@@ -97,14 +121,16 @@ Api::Api(const ServerOptions& options, const Log& log) : options_(options), log_
 void Api::set_model(std::shared_ptr<ServedModel> model) { std::atomic_store(&model_, std::move(model)); }
 void Api::drop_model() {
   const auto model = std::atomic_exchange(&model_, std::shared_ptr<ServedModel>());
-  if (model) model->loop->stop();
+  if (model) model->stop();
 }
 
 HttpHeaders Api::cors(const HttpRequest& request) const {
   const std::string origin = request.header("origin");
   const bool any = std::find(origins_.begin(), origins_.end(), "*") != origins_.end();
   if (origin.empty() || (!any && std::find(origins_.begin(), origins_.end(), origin) == origins_.end())) return {};
-  return {{"Access-Control-Allow-Origin", any ? "*" : origin}, {"Vary", "Origin"}};
+  return {{"Access-Control-Allow-Origin", any ? "*" : origin},
+          {"Access-Control-Expose-Headers", "traceparent"},
+          {"Vary", "Origin"}};
 }
 
 void Api::check_key(const HttpRequest& request) const {
@@ -117,13 +143,16 @@ void Api::check_key(const HttpRequest& request) const {
   if (!known) throw ApiError(401, "authentication_error", "Invalid API Key", "", "invalid_api_key");
 }
 
-void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& reply) {
+void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& untraced) {
   HttpHeaders headers = cors(request);
+  std::shared_ptr<HttpReply> reply = untraced;
+  std::shared_ptr<RequestTrace> trace;
   try {
     if (request.method == "OPTIONS") {
       if (!headers.empty()) {
         headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-        headers.emplace_back("Access-Control-Allow-Headers", "Authorization, Content-Type, X-Api-Key, traceparent");
+        headers.emplace_back("Access-Control-Allow-Headers",
+                             "Authorization, Content-Type, X-Api-Key, traceparent, tracestate");
         headers.emplace_back("Access-Control-Max-Age", "86400");
       }
       return reply->send(204, "", "", headers);
@@ -135,6 +164,10 @@ void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& reply) {
       allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
       if (request.method == route.method || (request.method == "HEAD" && std::string_view(route.method) == "GET"))
         found = &route;
+    }
+    if (found && found->traced) {
+      trace = tracer_->begin(request, found->path);
+      reply = traced_reply(untraced, trace);
     }
     if (!found || !found->open) check_key(request);
     if (!found) {
@@ -148,10 +181,14 @@ void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& reply) {
       if (draining_) throw ApiError(503, "unavailable_error", "the server is shutting down");
       if (!model) throw ApiError(503, "unavailable_error", "Loading model");
     }
-    (this->*found->run)({request, reply, std::move(model), headers});
+    (this->*found->run)({request, reply, std::move(model), headers, trace});
   } catch (const std::exception& error) {
     const ApiError api = to_api_error(error);
-    if (api.status >= 500) log_.warn("{} {}: {}", request.method, request.path, error.what());
+    if (api.status >= 500) {
+      if (trace) trace->failed(error.what());
+      log_.warn("{} {}: {}{}", request.method, request.path, error.what(),
+                trace ? fmt::format(" (trace {})", trace->trace_id()) : "");
+    }
     reply->send(api.status, "application/json", error_json(api), headers);
   }
 }
@@ -175,62 +212,6 @@ void Api::page(const Call& call) {
   call.reply->send(200, "text/html; charset=utf-8", std::string(server::page()), headers);
 }
 
-void Api::expert_health(const Call& call) {
-  const auto number = [](const std::optional<double>& v) { return v && std::isfinite(*v) ? Json(*v) : Json(nullptr); };
-  Json list = Json::array();
-  bool healthy = true;
-  for (const MetricHealth& h : health_of(call.model->loop->expert_metrics())) {
-    healthy &= h.healthy;
-    list.push_back({{"name", h.name},
-                    {"meaning", h.meaning},
-                    {"value", number(h.value)},
-                    {"range", Json::array({number(h.least), number(h.most)})},
-                    {"healthy", h.healthy},
-                    {"advice", h.advice}});
-  }
-  call.json({{"status", healthy ? "ok" : "attention"}, {"metrics", list}});
-}
-
-// What the page draws: counters to take differences of, and the experts' map.
-void Api::dashboard(const Call& call) {
-  const EngineLoop& loop = *call.model->loop;
-  const EngineLoop::Snapshot s = loop.snapshot();
-  const Engine& engine = *call.model->engine;
-  const auto uses = loop.expert_uses();
-  Json layers = Json::array();
-  for (size_t l = 0; l < engine.config().layers.size(); ++l) {
-    const std::vector<uint8_t> states = engine.expert_states(LayerId(l));
-    if (states.empty()) continue;
-    std::string text;
-    for (const uint8_t state : states) text += char('0' + state);
-    const bool counted = l < uses.size() && uses[l].size() == states.size();
-    layers.push_back(
-        {{"layer", l}, {"state", text}, {"uses", counted ? Json(uses[l]) : Json(std::vector<int>(states.size()))}});
-  }
-  const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  call.json({{"time", now},
-             {"model", call.model->name},
-             {"decode_tokens", s.scheduler.decode_tokens},
-             {"prefill_tokens", s.scheduler.prefill_tokens},
-             {"running", s.scheduler.running},
-             {"waiting", s.scheduler.waiting},
-             {"slots", s.slots.size()},
-             {"kv_used", s.scheduler.kv_used},
-             {"prefix_hits", s.scheduler.prefix.hit_tokens},
-             {"prefix_queries", s.scheduler.prefix.queried_tokens},
-             {"deferred", s.scheduler.deferred_tokens},
-             {"ready", s.scheduler.ready_tokens},
-             {"step_seconds", s.step_seconds},
-             {"hits", s.experts.hits},
-             {"misses", s.experts.misses},
-             {"bytes_read", s.experts.bytes_read},
-             {"stall_seconds", s.experts.stall_seconds},
-             {"distance", s.experts.foresight ? Json(s.experts.foresight->horizon) : Json(nullptr)},
-             {"expert_budget", std::min(engine.plan().expert_budget, engine.plan().expert_total)},
-             {"expert_total", engine.plan().expert_total},
-             {"layers", layers}});
-}
-
 void Api::models(const Call& call) {
   const Config& c = call.model->engine->config();
   const Json meta{{"n_vocab", c.vocab},
@@ -249,14 +230,17 @@ void Api::models(const Call& call) {
                                     {"meta", meta}}})}});
 }
 
-void Api::chat(const Call& call) {
-  OpenAiRequest request = read_chat_request(parse_body(call.request.body), *call.model);
+void Api::answer(const Call& call, OpenAiRequest request) {
+  request.id = random_id(request.chat ? "chatcmpl-" : "cmpl-");
+  request.completion.watch = call.trace;
+  call.trace->describe(request.chat ? "chat" : "text_completion", call.model->name, asked_of(request));
   answer_openai(std::move(request), call.model, call.reply, call.headers, options_.ping_interval);
 }
 
+void Api::chat(const Call& call) { answer(call, read_chat_request(parse_body(call.request.body), *call.model)); }
+
 void Api::completions(const Call& call) {
-  OpenAiRequest request = read_completion_request(parse_body(call.request.body), *call.model);
-  answer_openai(std::move(request), call.model, call.reply, call.headers, options_.ping_interval);
+  answer(call, read_completion_request(parse_body(call.request.body), *call.model));
 }
 
 // 400 and not 501: clients try 5xx again.
@@ -338,7 +322,8 @@ void Api::props(const Call& call) {
              {"chat_template", source},
              {"bos_token", m.special_tokens.contains("bos_token") ? m.special_tokens.at("bos_token") : ""},
              {"eos_token", m.special_tokens.contains("eos_token") ? m.special_tokens.at("eos_token") : ""},
-             {"build_info", std::string("expertflow ") + kVersion}});
+             {"build_info", std::string("expertflow ") + kVersion},
+             {"batch_advice", advice_json(m.advice)}});
 }
 
 void Api::slots(const Call& call) {
@@ -361,16 +346,6 @@ void Api::slots(const Call& call) {
   if (!some_free && call.request.query.find("fail_on_no_slot=1") != std::string::npos)
     throw ApiError(503, "unavailable_error", "no slot available");
   call.json(list);
-}
-
-void Api::metrics(const Call& call) {
-  Exposition out("model_name=\"" + escape_label(call.model->name) + "\",engine=\"0\"");
-  call.model->metrics.write(out);
-  const EngineLoop::Snapshot snapshot = call.model->loop->snapshot();
-  out.gauge("expertflow:slots", "Requests that can be computed at once.", double(snapshot.slots.size()));
-  write_engine_metrics(out, snapshot);
-  write_expert_health(out, call.model->loop->expert_metrics());
-  call.reply->send(200, "text/plain; version=0.0.4; charset=utf-8", out.text(), call.headers);
 }
 
 }  // namespace ef::server

@@ -9,13 +9,18 @@
 #include "apps/server/http_server.h"
 #include "apps/server/served_model.h"
 #include "apps/server/server_options.h"
+#include "apps/server/tracing/request_trace.h"
 
 namespace ef::server {
 
+struct OpenAiRequest;
+
+constexpr const char* kVersion = "0.1.0";
+
 class Api {
  public:
-  /// ConfigError where a key file cannot be read.
-  Api(const ServerOptions& options, const Log& log);
+  /// ConfigError where a key file cannot be read. tracer: null: one that sends nothing.
+  Api(const ServerOptions& options, const Log& log, std::shared_ptr<Tracer> tracer = nullptr);
 
   /// Requests are answered with 503 before this.
   void set_model(std::shared_ptr<ServedModel> model);
@@ -23,6 +28,8 @@ class Api {
   void begin_shutdown() { draining_ = true; }
   /// Gives the model up: what is under way fails.
   void drop_model();
+  /// Sends the traces that wait, within so long; after drop_model().
+  void end_traces(Duration most) { tracer_->shutdown(most); }
 
   void handle(HttpRequest request, const std::shared_ptr<HttpReply>& reply);
 
@@ -34,12 +41,15 @@ class Api {
     std::shared_ptr<HttpReply> reply;
     std::shared_ptr<ServedModel> model;  ///< null where a route needs none
     HttpHeaders headers;
+    std::shared_ptr<RequestTrace> trace;  ///< null where a route is not traced
     void json(const Json& body, int status = 200) const {
       reply->send(status, "application/json", dump(body), headers);
     }
   };
   void check_key(const HttpRequest& request) const;
   HttpHeaders cors(const HttpRequest& request) const;
+
+  void answer(const Call& call, OpenAiRequest request);
 
   void health(const Call& call);
   void models(const Call& call);
@@ -56,9 +66,11 @@ class Api {
   void page(const Call& call);
   void dashboard(const Call& call);
   void expert_health(const Call& call);
+  void report(const Call& call);
 
   ServerOptions options_;
   const Log& log_;
+  std::shared_ptr<Tracer> tracer_;
   std::vector<std::string> keys_;
   std::vector<std::string> origins_;
   std::shared_ptr<ServedModel> model_;  ///< atomically

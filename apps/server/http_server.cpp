@@ -475,8 +475,10 @@ void Connection<Impl>::handle() {
   const size_t question = target.find('?');
   request.path = target.substr(0, question);
   if (question != std::string::npos) request.query = target.substr(question + 1);
-  for (const auto& field : message)
-    request.headers[lower(std::string(field.name_string()))] = std::string(field.value());
+  for (const auto& field : message) {
+    const auto [at, first] = request.headers.emplace(lower(std::string(field.name_string())), field.value());
+    if (!first) at->second += "," + std::string(field.value());
+  }
   request.body = std::move(message.body());
   keep_alive_ = message.keep_alive();
   old_client_ = message.version() < 11;

@@ -14,7 +14,7 @@ namespace ef::server {
 
 struct HttpRequest {
   std::string method, path, query;             ///< path without the query
-  std::map<std::string, std::string> headers;  ///< names in lower case
+  std::map<std::string, std::string> headers;  ///< names in lower case; one that comes twice is joined by a comma
   std::string body;
   std::string header(const std::string& name) const {
     const auto it = headers.find(name);

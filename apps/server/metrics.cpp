@@ -83,6 +83,15 @@ void Exposition::histogram(std::string_view name, std::string_view help, const H
   sample(std::string(name) + "_count", double(h.count()), "");
 }
 
+void Exposition::summary(std::string_view name, std::string_view help, const LatestValues& v, std::string_view labels) {
+  head(name, help, "summary");
+  for (const double quantile : {.5, .95, .99})
+    sample(name, percentile(v.values(), quantile).value_or(std::nan("")),
+           fmt::format("{},quantile=\"{}\"", labels, quantile));
+  sample(std::string(name) + "_sum", v.sum(), labels);
+  sample(std::string(name) + "_count", double(v.count()), labels);
+}
+
 RequestMetrics::RequestMetrics()
     : ttft_(first_token_bounds()),
       itl_(token_bounds()),
@@ -142,48 +151,6 @@ void RequestMetrics::write(Exposition& out) const {
   out.counter("expertflow:prompt_seconds_total", "Time from first step to first token, all requests.", prompt_seconds_);
   out.counter("expertflow:generation_seconds_total", "Time from first token to the end, all requests.",
               decode_seconds_);
-}
-
-void write_engine_metrics(Exposition& out, const EngineLoop::Snapshot& snapshot) {
-  const SchedulerStats& s = snapshot.scheduler;
-  out.gauge("vllm:num_requests_running", "Requests that are being computed.", s.running);
-  out.gauge("vllm:num_requests_waiting", "Requests that wait for a slot or for room in the KV cache.", s.waiting);
-  out.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.", s.kv_used);
-  out.counter("vllm:num_preemptions_total", "Requests that gave up their KV cache to be computed again.",
-              double(s.preemptions));
-  out.counter("vllm:prefix_cache_queries_total", "Prompt tokens that were looked up in the prefix cache.",
-              double(s.prefix.queried_tokens));
-  out.counter("vllm:prefix_cache_hits_total", "Of them, those that were there.", double(s.prefix.hit_tokens));
-  out.counter("expertflow:steps_total", "Forward calls.", double(s.steps));
-  out.counter("expertflow:step_seconds_total", "Time in them.", snapshot.step_seconds);
-  out.counter("expertflow:failed_steps_total", "Of them, those that failed and were tried again one by one.",
-              double(s.failed_steps));
-  out.counter("expertflow:prefill_tokens_total", "Prompt tokens computed, recomputed ones included.",
-              double(s.prefill_tokens));
-  out.counter("expertflow:decode_tokens_total", "Tokens computed one by one.", double(s.decode_tokens));
-  out.counter("expertflow:deferred_tokens_total", "Tokens put off for others whose experts were near, a count a step.",
-              double(s.deferred_tokens));
-  out.gauge("expertflow:prefix_cache_blocks", "KV blocks kept for prompts to come.", double(s.prefix.blocks));
-  const ExpertStats& e = snapshot.experts;
-  out.counter("expertflow:expert_hits_total", "Distinct experts that layers asked for and that were resident.",
-              double(e.hits));
-  out.counter("expertflow:expert_misses_total", "... that were not.", double(e.misses));
-  out.gauge("expertflow:expert_hit_rate", "Hits of both.", e.hit_rate());
-  out.counter("expertflow:expert_evictions_total", "Experts that had to leave the fast tier.", double(e.evictions));
-  out.counter("expertflow:expert_waves_total", "Rounds of slots beyond the first that layers needed.", double(e.waves));
-  out.counter("expertflow:expert_bytes_read_total", "Read to fill slots.", double(e.bytes_read));
-  out.counter("expertflow:expert_read_seconds_total", "Time in which a read was under way.", e.read_seconds);
-  out.counter("expertflow:expert_stall_seconds_total", "Time in which compute waited for experts.", e.stall_seconds);
-  out.counter("expertflow:read_ahead_total", "Experts read before a layer asked.", double(e.ahead));
-  out.counter("expertflow:read_ahead_used_total", "Of them, asked for.", double(e.ahead_used));
-  out.counter("expertflow:read_ahead_wasted_total", "Of them, not asked for.", double(e.ahead_wasted));
-}
-
-void write_expert_health(Exposition& out, const ExpertMetrics& metrics) {
-  for (const MetricHealth& h : health_of(metrics)) {
-    if (!h.value) continue;
-    out.gauge("expertflow:" + std::string(h.name), h.meaning, *h.value);
-  }
 }
 
 }  // namespace ef::server

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/server/latency_report.h"
 #include "expertflow/engine/completion.h"
 #include "expertflow/engine/engine_loop.h"
 
@@ -36,6 +37,8 @@ class Exposition {
   void counter(std::string_view name, std::string_view help, double value, std::string_view labels = "");
   void gauge(std::string_view name, std::string_view help, double value, std::string_view labels = "");
   void histogram(std::string_view name, std::string_view help, const Histogram& h);
+  /// P50, P95 and P99 of the values that are still known, sum and count of all.
+  void summary(std::string_view name, std::string_view help, const LatestValues& values, std::string_view labels);
   const std::string& text() const { return text_; }
 
  private:
@@ -59,10 +62,5 @@ class RequestMetrics final : public CompletionWatch {
   uint64_t prompt_total_ = 0, generated_total_ = 0, cached_total_ = 0;
   double prompt_seconds_ = 0, decode_seconds_ = 0;
 };
-
-/// Scheduler, KV cache and experts.
-void write_engine_metrics(Exposition& out, const EngineLoop::Snapshot& snapshot);
-/// The five that have a healthy range, as far as they are known: expertflow:prediction_hit_rate, ...
-void write_expert_health(Exposition& out, const ExpertMetrics& metrics);
 
 }  // namespace ef::server

@@ -16,6 +16,7 @@ struct OpenAiRequest {
   CompletionRequest completion;               ///< all but the prompt
   ChatOutput::Options output;                 ///< chat alone
   bool timings = true;
+  std::string id;  ///< of the answer: "chatcmpl-..."
 };
 
 /// JSON of a body; ApiError (400) where it is none, is no object, or nests too deep.

@@ -6,10 +6,12 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <thread>
 
 #include "apps/server/api.h"
+#include "apps/server/tracing/trace_options.h"
 
 namespace ef::server {
 
@@ -67,11 +69,30 @@ HttpOptions http_options(const ServerOptions& o) {
   return h;
 }
 
+std::shared_ptr<Tracer> make_tracer(const ServerOptions& o, const Clock& clock, const Log& log) {
+  TraceOptions options =
+      trace_options(o.otlp_endpoint, o.otlp_sample, [](const char* name) { return std::getenv(name); });
+  std::unique_ptr<SpanExporter> exporter;
+  if (options.target) {
+    constexpr double kExportSeconds = 10;
+    const LoadTarget& where = options.target->where;
+    log.info("traces: {:g} % of the requests, and all that fail, to http://{}:{}{}", 100 * options.sample, where.host,
+             where.port, where.path);
+    Attributes resource = std::move(options.resource);
+    resource.emplace_back("service.version", std::string(kVersion));
+    resource.emplace_back("process.pid", int64_t(getpid()));
+    exporter = std::make_unique<SpanExporter>(make_otlp_http(std::move(*options.target), kExportSeconds),
+                                              std::move(resource), kVersion, ExportOptions{}, clock, log);
+  }
+  return std::make_shared<Tracer>(std::move(exporter), options.sample, real_trace_sources());
+}
+
 }  // namespace
 
 int serve(const ModelSources& sources, const ServerOptions& options, const Log& log, const EngineMaker& make_engine) {
   const HttpOptions http = http_options(options);
-  Api api(options, log);
+  const SteadyClock clock;
+  Api api(options, log, make_tracer(options, clock, log));
   const Signals signals;
   HttpServer server(
       http, [&](HttpRequest request, std::shared_ptr<HttpReply> reply) { api.handle(std::move(request), reply); },
@@ -115,6 +136,7 @@ int serve(const ModelSources& sources, const ServerOptions& options, const Log& 
   if (!all) log.warn("answers were cut off");
   api.drop_model();
   if (!all) server.drain();  // they were told so: that has to reach them
+  api.end_traces(std::chrono::seconds(5));
   return 0;
 }
 

@@ -1,5 +1,6 @@
 #include "apps/server/served_model.h"
 
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 
@@ -25,6 +26,8 @@ const ChatTemplate& ServedModel::template_for(bool tools) const {
 
 namespace {
 
+constexpr int64_t kDefaultContext = 4096;  // tokens of one sequence, where nobody says
+
 std::string name_of(const std::string& path) {
   const std::filesystem::path p(path);
   const auto last = p.has_filename() ? p.filename() : p.parent_path().filename();
@@ -34,7 +37,6 @@ std::string name_of(const std::string& path) {
 // All requests together may hold as many tokens as each of them would alone, if that fits the cap.
 EngineOptions for_serving(EngineOptions o, const ModelFiles& files) {
   if (o.ctx_size >= 0 || o.parallel == 1) return o;
-  constexpr int64_t kDefaultContext = 4096;
   const int64_t each = std::min<int64_t>(kDefaultContext, files.config.context_length);
   for (int sequences = o.parallel; sequences >= 1; sequences = sequences > 1 ? (sequences + 1) / 2 : 0) {
     o.ctx_size = each * sequences;
@@ -48,12 +50,31 @@ EngineOptions for_serving(EngineOptions o, const ModelFiles& files) {
   return o;
 }
 
+BatchAdvice advice_for(const Engine& engine) {
+  const Config& c = engine.config();
+  const EngineOptions& o = engine.options();
+  const bool sparse = std::any_of(c.layers.begin(), c.layers.end(), [](const LayerConfig& l) { return l.sparse; });
+  BatchFacts f;
+  if (sparse) f.experts = c.router.experts, f.top_k = c.router.top_k;
+  f.expert_budget = engine.plan().expert_budget;
+  f.expert_total = engine.plan().expert_total;
+  f.kv_tokens = engine.context_length();
+  f.sequence_tokens = std::min<int64_t>({kDefaultContext, c.context_length, f.kv_tokens});
+  f.parallel = o.parallel;
+  return batch_advice(f);
+}
+
 }  // namespace
+
+void ServedModel::stop() {
+  loop->stop();
+  engine->save_profile();
+}
 
 std::shared_ptr<ServedModel> load_served_model(
     const ModelSources& sources, const ServerOptions& options, const Log& log,
     const std::function<std::unique_ptr<Engine>(std::unique_ptr<ModelFiles>, const EngineOptions&)>& make_engine) {
-  auto model = std::make_shared<ServedModel>();
+  auto model = std::make_shared<ServedModel>(options.sla());
   auto files = open_model(sources.model);
   model->path = sources.model;
   model->name = options.alias.empty() ? name_of(sources.model) : options.alias;
@@ -90,12 +111,15 @@ std::shared_ptr<ServedModel> load_served_model(
   }
   const EngineOptions engine = for_serving(sources.engine, *files);
   model->engine = make_engine(std::move(files), engine);
+  model->warm_up = sources.warm_up ? sources.warm_up(*model->engine) : model->engine->warm_up();
+  model->advice = advice_for(*model->engine);
+  log.info("batch: {}", model->advice.text);
   LoopOptions loop;
   loop.scheduler = sources.scheduler;
   loop.max_queue = options.max_queue;
   loop.before_step = sources.before_step;
   model->loop = std::make_unique<EngineLoop>(*model->engine, model->tokenizer ? &*model->tokenizer : nullptr, loop, log,
-                                             &model->metrics);
+                                             &model->watches);
   return model;
 }
 

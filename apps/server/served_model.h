@@ -5,8 +5,10 @@
 #include <string>
 
 #include "apps/server/api_error.h"
+#include "apps/server/latency_report.h"
 #include "apps/server/metrics.h"
 #include "apps/server/server_options.h"
+#include "expertflow/engine/batch_advice.h"
 #include "expertflow/engine/engine.h"
 #include "expertflow/engine/engine_loop.h"
 #include "expertflow/text/chat.h"
@@ -16,6 +18,7 @@
 namespace ef::server {
 
 struct ServedModel {
+  explicit ServedModel(const SlaOptions& sla) : report(sla) {}
   std::string name, path;
   int64_t created = 0;  ///< unix time
   SamplerConfig sampling;
@@ -26,8 +29,15 @@ struct ServedModel {
   std::map<std::string, std::string> special_tokens;
   Json template_kwargs;
   RequestMetrics metrics;
+  LatencyReport report;
+  CompletionWatches watches{&metrics, &report};
+  Engine::WarmUp warm_up;
+  BatchAdvice advice;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<EngineLoop> loop;  ///< last: it uses all above
+
+  /// Ends what is under way, then adds this run's use of experts to its profile.
+  void stop();
 
   /// ApiError where the model brings none.
   const Tokenizer& need_tokenizer() const;
@@ -40,6 +50,8 @@ struct ModelSources {
   SchedulerOptions scheduler;
   SamplerConfig sampling;
   std::function<void(const Batch&)> before_step;  ///< see LoopOptions
+  /// Fills the fast tier as --warmup says; empty: Engine::warm_up.
+  std::function<Engine::WarmUp(Engine&)> warm_up;
 };
 std::shared_ptr<ServedModel> load_served_model(
     const ModelSources& sources, const ServerOptions& options, const Log& log,

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/server/latency_report.h"
 #include "expertflow/base/options.h"
 
 namespace ef::server {
@@ -20,6 +21,10 @@ struct ServerOptions {
   double timeout = 60, drain_timeout = 30, ping_interval = 30;
   std::string chat_template, chat_template_file, chat_template_kwargs, tokenizer_pre;
   int predict = -1;
+  double sla_ttft = 1, sla_itl = 0.1;
+  int cold = 32;
+  std::string otlp_endpoint;
+  double otlp_sample = 0.05;
 
   template <class Visitor>
   void for_each(Visitor&& visit) {
@@ -42,8 +47,18 @@ struct ServerOptions {
     visit(chat_template_kwargs,
           {"--chat-template-kwargs", "further template variables as a JSON object, {\"enable_thinking\": false}"});
     visit(tokenizer_pre, {"--tokenizer-pre", "use this pre-tokenizer instead of the GGUF's tokenizer.ggml.pre"});
+    visit(sla_ttft, {"--sla-ttft", "service level: seconds to the first token that an answer may take"});
+    visit(sla_itl, {"--sla-itl", "service level: seconds between its tokens, on average"});
+    visit(cold, {"--cold", "the report keeps the first so many requests apart: those that may have met a cold tier"});
+    visit(
+        otlp_endpoint,
+        {"--otlp-endpoint",
+         "send traces to this collector, http://host:4318 (OTLP over HTTP); off: not even if OTEL_* variables say so"});
+    visit(otlp_sample,
+          {"--otlp-sample", "share of the requests that are traced; those that fail are, whatever this says"});
     visit(predict, {"-n,--predict,--n-predict", "tokens of an answer whose request does not say; -1: until the end"});
   }
+  SlaOptions sla() const { return {sla_ttft, sla_itl, cold}; }
 };
 
 }  // namespace ef::server

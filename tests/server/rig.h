@@ -20,19 +20,20 @@ inline std::string demo_model() { return std::string(EF_SOURCE_DIR) + "/models/d
 struct RigSetup {
   int parallel = 4;
   int64_t ctx_size = 2048;
-  std::string budget = "auto";
+  std::string budget = "auto", profile = "off";  ///< no test finds what another has left
   server::ServerOptions server;
   SchedulerOptions scheduler;
   std::function<void(const Batch&)> before_step;
   std::function<void(EditableCheckpoint&)> edit;  ///< changes the model
   bool load = true;
   double probe_seconds = 0.05;
+  std::shared_ptr<server::Tracer> tracer;
   RigSetup() { server.port = 0; }
 };
 
 class ServerRig {
  public:
-  explicit ServerRig(RigSetup setup = {}) : setup_(std::move(setup)), api_(setup_.server, log_) {
+  explicit ServerRig(RigSetup setup = {}) : setup_(std::move(setup)), api_(setup_.server, log_, setup_.tracer) {
     server::HttpOptions http;
     http.port = 0;
     http.max_body_bytes = uint64_t(setup_.server.max_body_mib) << 20;
@@ -61,6 +62,7 @@ class ServerRig {
     sources.engine.ctx_size = setup_.ctx_size;
     sources.engine.expert_memory = setup_.budget;
     sources.engine.threads = 2;
+    sources.engine.expert_profile = setup_.profile;
     sources.scheduler = setup_.scheduler;
     sources.sampling.temperature = 0;
     sources.before_step = setup_.before_step;
@@ -75,6 +77,7 @@ class ServerRig {
   server::HttpServer& http() { return *http_; }
   server::Api& api() { return api_; }
   EngineLoop& loop() { return *model_->loop; }
+  server::ServedModel& model() { return *model_; }
   const Tokenizer& tokenizer() const { return *model_->tokenizer; }
   std::function<void()> before_end;  ///< opens what still holds the engine back
 

@@ -10,7 +10,8 @@ export const demoModel = path.join(root, "models/demo/demo-Q5_K_M.gguf");
 export class Server {
   static async start(args = [], model = demoModel) {
     const s = new Server();
-    s.process = spawn(binary, ["serve", "-m", model, "--port", "0", ...args], {stdio: ["ignore", "ignore", "pipe"]});
+    const env = {EXPERTFLOW_EXPERT_PROFILE: "off", ...process.env};  // no run finds what another has left
+    s.process = spawn(binary, ["serve", "-m", model, "--port", "0", ...args], {stdio: ["ignore", "ignore", "pipe"], env});
     s.log = "";
     s.ended = new Promise((resolve) => s.process.on("exit", (code, signal) => resolve(code ?? signal)));
     await new Promise((resolve, reject) => {

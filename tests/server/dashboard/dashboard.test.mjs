@@ -52,9 +52,16 @@ test("a chat streams and the map shows it", async () => {
     return new Set(Array.from({length: data.length / 4}, (_, i) => data.slice(4 * i, 4 * i + 3).join())).size;
   });
   assert.ok(colours >= 3, `${colours} colours`);
-  for (const name of ["generated", "hit rate", "stalled", "distance S", "queue", "running", "KV cache", "expert reads"])
+  for (const name of ["generated", "hit rate", "stalled", "distance S", "queue", "running", "KV cache", "expert reads", "recall", "disk busy", "disk speed", "within SLA"])
     assert.ok(await tile(page, name), name);
   await page.waitForFunction(() => /%/.test([...document.querySelectorAll("#tiles div")].find((b) => b.textContent.startsWith("hit rate")).textContent));
+  const shown = (name, form) => page.waitForFunction((name, form) => {
+    const box = [...document.querySelectorAll("#tiles div")].find((b) => b.querySelector("dt").textContent === name);
+    return new RegExp(form).test(box?.querySelector("dd").textContent);
+  }, {}, name, form);
+  await shown("distance S", "^[1-9]");
+  await shown("disk speed", "^[0-9.]+ [kMG]B/s$");
+  await shown("within SLA", "^[0-9.]+ %$");
   await shot(page, "dashboard");
   assert.deepEqual(page.errors, []);
   await page.close();

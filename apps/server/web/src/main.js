@@ -45,13 +45,18 @@ function show(now) {
   const asked = since("hits") + since("misses");
   tile("hit rate", asked ? percent(since("hits"), asked) : percent(now.hits, now.hits + now.misses));
   tile("stalled", percent(since("stall_seconds"), Math.max(since("step_seconds"), 1e-9)));
-  tile("distance S", now.distance ?? "–");
+  tile("distance S", now.distance === null ? "–" : `${now.distance}${now.prefetching ? "" : ", no prefetch"}`);
+  const routed = since("routed");
+  tile("recall", routed ? percent(since("named"), routed) : percent(now.named, now.routed));
   tile("running", `${now.running} of ${now.slots}`);
   tile("queue", now.waiting);
   tile("KV cache", percent(now.kv_used, 1));
   tile("expert reads", `${bytes(since("bytes_read") / seconds)}/s`);
+  tile("disk busy", percent(Math.min(since("read_seconds"), seconds), seconds));
+  tile("disk speed", now.bytes_per_second > 0 ? `${bytes(now.bytes_per_second)}/s` : "–");
   tile("fast tier", now.expert_budget < now.expert_total ? `${bytes(now.expert_budget)} of ${bytes(now.expert_total)}` : "all resident");
   tile("kept prompts", percent(now.prefix_hits, now.prefix_queries));
+  tile("within SLA", now.sla_share === null ? "–" : percent(now.sla_share, 1));
   tile("put off", percent(since("deferred"), Math.max(since("ready"), 1)));
   before = now;
 }

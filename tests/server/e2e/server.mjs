@@ -13,7 +13,7 @@ export class Server {
     const env = {EXPERTFLOW_EXPERT_PROFILE: "off", ...process.env};  // no run finds what another has left
     s.process = spawn(binary, ["serve", "-m", model, "--port", "0", ...args], {stdio: ["ignore", "ignore", "pipe"], env});
     s.log = "";
-    s.ended = new Promise((resolve) => s.process.on("exit", (code, signal) => resolve(code ?? signal)));
+    s.ended = new Promise((resolve) => s.process.on("close", (code, signal) => resolve(code ?? signal)));
     await new Promise((resolve, reject) => {
       s.process.stderr.on("data", (text) => {
         s.log += text;

@@ -26,7 +26,7 @@ struct TrainCommand {
   template <class Visitor>
   void for_each(Visitor&& visit) {
     visit(out, {"-o,--output", "the file to write"});
-    visit(kinds, {"--kinds", "what to train: hybrid, pre-attention, linear, forest; several with commas"});
+    visit(kinds, {"--kinds", "what to train: hybrid, pre-attention, linear, low-rank, forest; several with commas"});
     visit(max_tokens, {"--max-tokens", "tokens to record for training, of all texts together"});
     visit(eval_tokens, {"--eval-tokens", "tokens of each text to judge on; 0: do not"});
     visit(format, {"--format", "numbers of the file: F32, F16, Q8_0, Q6_K, Q5_K, Q4_K, Q5_0, Q4_0"});
@@ -46,7 +46,8 @@ int horizon_of(const std::string& text) {
 TrainPredictorOptions training_options(const TrainCommand& o) {
   TrainPredictorOptions t;
   t.max_tokens = o.max_tokens;
-  t.heads = {horizon_of(o.engine.prediction_horizon), false, false, false, false};
+  t.heads.distance = horizon_of(o.engine.prediction_horizon);
+  t.heads.hybrid = t.heads.pre_attention = false;
   std::stringstream list(o.kinds);
   for (std::string kind; std::getline(list, kind, ',');) {
     if (kind == "hybrid")
@@ -55,10 +56,12 @@ TrainPredictorOptions training_options(const TrainCommand& o) {
       t.heads.linear = true;
     else if (kind == "pre-attention")
       t.heads.pre_attention = true;
+    else if (kind == "low-rank")
+      t.heads.low_rank = true;
     else if (kind == "forest")
       t.heads.forest = true;
     else
-      fail<ConfigError>("--kinds: expected hybrid, pre-attention, linear and forest, found \"{}\"", kind);
+      fail<ConfigError>("--kinds: expected hybrid, pre-attention, linear, low-rank and forest, found \"{}\"", kind);
   }
   return t;
 }

@@ -13,6 +13,7 @@
 #include "expertflow/engine/recall.h"
 #include "expertflow/engine/step_recorder.h"
 #include "expertflow/engine/text_model.h"
+#include "expertflow/predict/low_rank.h"
 
 namespace {
 
@@ -81,6 +82,19 @@ std::string fit_text(const RecallTable& table, int most) {
   return fmt::format("{:.1f} exp(-{:.2f} t) + {:.1f}, within {:.1f}", fit.a, fit.b, fit.c, fit.worst);
 }
 
+// Hit shares of few candidates, as small predictors are judged by: the likeliest is one of the chosen; the router's
+// first choice is the likeliest; it is among the three likeliest.
+void print_first(const RecallTable& table, int most) {
+  fmt::print("  {:<26}", table.predictor() + ", few");
+  for (int d = 1; d <= most; ++d) {
+    const RecallCount sum = table.sum(StepPoint::kRouted, d);
+    const double cases = std::max(1.0, double(sum.cases)) / 100;
+    fmt::print(" {}: {:.1f} {:.1f} {:.1f};", d, double(sum.likeliest) / cases, double(sum.first_1) / cases,
+               double(sum.first_3) / cases);
+  }
+  fmt::print("\n");
+}
+
 struct Result {
   bool ok = true;
   double least_gain = 1, least_gain_5 = 1, least_2k = 1, least_first = 1;
@@ -89,7 +103,8 @@ struct Result {
 void judge(Bench& bench, const TrainedPredictor& trained, const char* domain, int64_t most, Result& result) {
   std::vector<std::unique_ptr<Predictor>> made;
   std::vector<Predictor*> all;
-  for (const char* name : {"gate-ahead-plain", "gate-ahead", "trained"}) {
+  for (const char* name : {"gate-ahead-plain", "gate-ahead", "trained", kLowRank}) {
+    if (name == std::string_view(kLowRank) && !trained.has(name)) continue;
     made.push_back(make_predictor(name, bench.context(&trained)));
     all.push_back(made.back().get());
   }
@@ -106,11 +121,14 @@ void judge(Bench& bench, const TrainedPredictor& trained, const char* domain, in
   for (int d = 1; d <= reach; ++d) fmt::print(" {:>5}", d);
   const auto line = [&](const char* what, const RecallTable& table, bool twice = false) {
     fmt::print("\n  {:<26}", what);
-    for (int d = 1; d <= reach; ++d) fmt::print(" {:5.1f}", 100 * table.recall(StepPoint::kRouted, d, twice));
+    for (int d = 1; d <= reach; ++d)
+      if (const double r = table.recall(StepPoint::kRouted, d, twice); r >= 0) fmt::print(" {:5.1f}", 100 * r);
   };
   line("gate-ahead-plain", plain), line("gate-ahead", gate), line("trained", best),
       line("trained, 2k candidates", best, true);
+  if (tables.size() > 3) line(kLowRank, tables[3]), line("low-rank, 2k candidates", tables[3], true);
   fmt::print("\n");
+  for (size_t p = 1; p < tables.size(); ++p) print_first(tables[p], std::min(reach, kLowRankHorizon));
   for (int d = 2; d <= reach; ++d) {
     const double gain = best.recall(StepPoint::kRouted, d) - gate.recall(StepPoint::kRouted, d);
     result.least_gain = std::min(result.least_gain, gain);
@@ -124,6 +142,9 @@ void judge(Bench& bench, const TrainedPredictor& trained, const char* domain, in
     if (l < 2) result.least_first = std::min(result.least_first, r);
     fmt::print(" {:.1f}", 100 * r);
   }
+  fmt::print("; layers 1 and on from the token's embedding:");
+  for (LayerId t = 1; t < layers && trained.find(head_name("pre-attention", 0, t, "weight")); ++t)
+    fmt::print(" {:.1f}", 100 * best.recall_of(best.at(StepPoint::kLayerInput, 0, t)));
   fmt::print("\n  fits of a exp(-b t) + c: gate-ahead {}; trained {}\n", fit_text(gate, layers - 1),
              fit_text(best, reach));
 }

@@ -13,5 +13,5 @@ echo "the file that ships:"
 build/release/bin/bar_recall models/demo/demo-Q5_K_M.predictor.gguf "${TOKENS:-2048}"
 echo "trained anew:"
 build/release/bin/expertflow train-predictor -q -m "$model" --text "$text"/train/{english,zh,code,docs}.txt -o "$fresh" --force \
-  --prediction-horizon 11 --format Q8_0 --eval-tokens 0
+  --prediction-horizon 11 --format Q8_0 --kinds hybrid,pre-attention,low-rank --max-tokens 81920 --eval-tokens 0
 build/release/bin/bar_recall "$fresh" "${TOKENS:-2048}"

@@ -10,6 +10,7 @@ namespace ef {
 
 void RecallCount::add(const RecallCount& o) {
   cases += o.cases, hits_k += o.hits_k, hits_2k += o.hits_2k, exact += o.exact, half += o.half;
+  likeliest += o.likeliest, first_1 += o.first_1, first_3 += o.first_3;
   expected_k += o.expected_k, candidates += o.candidates, covered += o.covered;
 }
 
@@ -107,6 +108,10 @@ class Judge {
     ++c.cases;
     c.hits_k += hits, c.hits_2k += hits + chosen_among(k, 2 * k);
     c.exact += hits == k, c.half += 2 * hits >= k;
+    const auto first = size_t(
+        std::find_if(ranked.begin(), ranked.end(), [&](const Candidate& one) { return one.key.expert == chosen[0]; }) -
+        ranked.begin());
+    c.likeliest += chosen_among(0, 1), c.first_1 += first < 1, c.first_3 += first < 3;
     for (size_t i = 0; i < k; ++i) c.expected_k += double(ranked[i].probability);
     const size_t n = confident_.rank(target, probabilities_, 1, {}).size();
     c.candidates += double(n), c.covered += double(chosen_among(0, n));

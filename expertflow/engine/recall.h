@@ -15,6 +15,8 @@ struct RecallCount {
   uint64_t cases = 0;
   uint64_t hits_k = 0, hits_2k = 0;    ///< routed experts among the k, and the 2k, likeliest
   uint64_t exact = 0, half = 0;        ///< the k likeliest are the routed set; at least half of it
+  uint64_t likeliest = 0;              ///< the likeliest is among the routed
+  uint64_t first_1 = 0, first_3 = 0;   ///< the router's first choice is the likeliest; is among the three likeliest
   double expected_k = 0;               ///< sum of the k likeliest's probabilities: hits_k if they are calibrated
   double candidates = 0, covered = 0;  ///< at the default CandidateRule: how many, and how many of the routed
   void add(const RecallCount& other);

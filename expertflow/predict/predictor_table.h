@@ -8,6 +8,7 @@ std::unique_ptr<Predictor> make_gate_ahead(const PredictorContext& context);
 std::unique_ptr<Predictor> make_gate_ahead_plain(const PredictorContext& context);
 std::unique_ptr<Predictor> make_linear(const PredictorContext& context);
 std::unique_ptr<Predictor> make_hybrid(const PredictorContext& context);
+std::unique_ptr<Predictor> make_low_rank(const PredictorContext& context);
 std::unique_ptr<Predictor> make_pre_attention(const PredictorContext& context);
 std::unique_ptr<Predictor> make_previous_token(const PredictorContext& context);
 std::unique_ptr<Predictor> make_transition(const PredictorContext& context);

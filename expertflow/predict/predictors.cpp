@@ -21,6 +21,8 @@ constexpr std::array kPredictors = {
     PredictorInfo{"linear", "a trained head for each layer and distance on the residual stream", true, make_linear},
     PredictorInfo{"hybrid", "gate-ahead with a trained correction from the stream and from earlier tokens' routing",
                   true, make_hybrid},
+    PredictorInfo{"low-rank", "a trained low-rank projection of the stream and a small perceptron, four layers ahead",
+                  true, make_low_rank},
     PredictorInfo{"pre-attention", "a trained head for each layer before its attention; covers the first layer", true,
                   make_pre_attention},
     PredictorInfo{"forest", "a random forest over gate-ahead, the embedding and earlier choices", true, make_forest},

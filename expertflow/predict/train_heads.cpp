@@ -12,6 +12,8 @@
 #include "expertflow/predict/forest_features.h"
 #include "expertflow/predict/router_history.h"
 #include "expertflow/predict/router_odds.h"
+#include "expertflow/predict/slope_fit.h"
+#include "expertflow/predict/train_low_rank.h"
 
 namespace ef {
 namespace {
@@ -155,10 +157,7 @@ class HeadTraining {
     const Eigen::Index experts = s_.experts, hidden = s_.hidden, count = Eigen::Index(s_.count);
     const HostRouter& router = routers_[size_t(job.target)];
     const float* bias = router.selection_bias.empty() ? nullptr : router.selection_bias.data();
-    constexpr int kSlopes = 24;
-    std::vector<double> loss(kSlopes, 0.0);
-    RouterOdds odds(router_);
-    std::vector<float> p(static_cast<size_t>(experts)), truth(static_cast<size_t>(experts));
+    SlopeFit fit(router_);
     Matrix x, y;
     constexpr Eigen::Index kPieces = 16, kPiece = 64;
     for (Eigen::Index piece = 0; piece < kPieces; ++piece) {
@@ -170,18 +169,10 @@ class HeadTraining {
         z += x.leftCols(hidden) * w.transpose();
         z.rowwise() += Eigen::Map<const Eigen::RowVectorXf>(router.bias.data(), experts);
       }
-      for (Eigen::Index r = 0; r < z.rows(); ++r) {
-        odds.row(&y(r, 0), bias, nullptr, 1.f, truth.data());
-        for (int i = 0; i < kSlopes; ++i) {
-          odds.row(&z(r, 0), bias, nullptr, slope_of(i), p.data());
-          for (size_t e = 0; e < p.size(); ++e)
-            loss[size_t(i)] -= std::log(std::max(truth[e] > 0.5f ? double(p[e]) : 1 - double(p[e]), 1e-9));
-        }
-      }
+      for (Eigen::Index r = 0; r < z.rows(); ++r) fit.add(&z(r, 0), &y(r, 0), bias);
     }
-    return slope_of(int(std::min_element(loss.begin(), loss.end()) - loss.begin()));
+    return fit.best();
   }
-  static float slope_of(int i) { return 0.5f * std::pow(1.2f, float(i)); }  // to 33
 
   const StepSamples& s_;
   const RouterConfig& router_;
@@ -240,6 +231,9 @@ void train_heads(const StepSamples& samples, const RouterConfig& router, const s
   const auto sparse = [&](LayerId l) { return !routers[size_t(l)].weight.empty(); };
   for (LayerId l = 0; l < samples.layers; ++l) {
     if (options.pre_attention && sparse(l)) jobs.push_back({l, l, true});
+    // The first layers of a token that has just been chosen: its embedding and the tokens before are all there is.
+    for (LayerId t = 1; options.pre_attention && l == 0 && t < samples.layers && t <= options.distance; ++t)
+      if (sparse(t)) jobs.push_back({l, t, true});
     if (!options.linear && !options.hybrid) continue;
     for (LayerId t = l + 1; t < samples.layers && t - l <= options.distance; ++t)
       if (sparse(l) && sparse(t)) jobs.push_back({l, t, false});
@@ -247,13 +241,18 @@ void train_heads(const StepSamples& samples, const RouterConfig& router, const s
   HeadTraining training(samples, router, routers, options, histories, out);
   std::mutex mutex;
   size_t done = 0;
+  const size_t low_rank = options.low_rank ? low_rank_sources(samples, routers).size() : 0;
+  const size_t all = jobs.size() + low_rank;
   pool.parallel_for(int64_t(jobs.size()), 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       training.train(jobs[size_t(i)]);
       const std::lock_guard lock(mutex);
-      progress(++done, jobs.size());
+      progress(++done, all);
     }
   });
+  if (options.low_rank)
+    train_low_rank(
+        samples, router, routers, {options.most_low_rank_numbers}, pool, [&] { progress(++done, all); }, out);
   if (options.forest) {
     ThreadPool four(std::min(pool.size(), 4));
     train_forest(samples, router, routers, options.distance, histories, four, out);

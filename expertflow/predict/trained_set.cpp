@@ -13,8 +13,10 @@ class TrainedSet final : public Predictor {
       std::string_view kind;
       std::unique_ptr<Predictor> (*make)(const PredictorContext&);
     };
-    for (const Part& part :
-         {Part{"pre-attention", make_pre_attention}, {"hybrid", make_hybrid}, {"linear", make_linear}})
+    for (const Part& part : {Part{"pre-attention", make_pre_attention},
+                             {"hybrid", make_hybrid},
+                             {"linear", make_linear},
+                             {"low-rank", make_low_rank}})
       if (context.trained->has(part.kind)) parts_.push_back(part.make(context));
     parts_.push_back(make_gate_ahead(context));
   }

@@ -64,7 +64,7 @@ TrainedPredictor train(const Law& law, int threads) {
   size_t last = 0;
   train_heads(
       law.samples, router, routers, options, pool, [&](size_t done, size_t) { last = done; }, out);
-  EXPECT_EQ(last, 6u);  // three before attention, 0 -> 1, 0 -> 2, 1 -> 2
+  EXPECT_EQ(last, 8u);  // three before attention, 0 -> 1 and 0 -> 2 from the embedding; 0 -> 1, 0 -> 2, 1 -> 2
   return out;
 }
 
@@ -79,6 +79,7 @@ TEST(TrainHeads, FindsALinearLaw) {
   };
   near("linear.0.1.weight", law.w[1], 0);
   near("pre-attention.1.1.weight", law.w[1], 0);
+  near("pre-attention.0.2.weight", law.w[2], 0);
   near("hybrid.0.1.weight", law.w[1], 0.1f);  // what gate-ahead says is taken off
   near("hybrid.0.2.weight", law.w[2], 0.1f);
   // The part of the token before: half the target's own logits, nothing else.

@@ -66,12 +66,19 @@ uint32_t checked_pages(const CacheGeometry& geometry, uint64_t bytes) {
   return uint32_t(pages);
 }
 
+std::vector<int> experts_of(const CacheGeometry& geometry) {
+  std::vector<int> experts;
+  for (const auto& layer : geometry.layers) experts.push_back(layer.experts);
+  return experts;
+}
+
 }  // namespace
 
 ExpertCache::ExpertCache(CacheGeometry geometry, std::unique_ptr<EvictionPolicy> policy, std::span<std::byte> memory,
                          ExpertCacheOptions options)
     : geometry_(std::move(geometry)),
       options_(options),
+      counts_(experts_of(geometry_)),
       policy_(std::move(policy)),
       memory_(memory),
       pool_(checked_pages(geometry_, memory.size())) {
@@ -84,6 +91,7 @@ ExpertCache::ExpertCache(CacheGeometry geometry, std::unique_ptr<EvictionPolicy>
   table_ = std::vector<std::atomic<int32_t>>(count);
   for (auto& page : table_) page.store(-1, std::memory_order_relaxed);
   stats_.layers.resize(geometry_.layers.size());
+  policy_->use_counts(counts_);
   poison({0, pool_.pages()});
 }
 
@@ -139,6 +147,11 @@ void ExpertCache::release(StepId step, ExpertKey key) {
   if (place == it->second.rend()) return;
   it->second.erase(std::next(place).base());
   unpin(key);
+  const Entry& entry = at(key);
+  if (entry.eager && entry.transient && entry.pins == 0 && entry.state == ExpertState::kResident) {
+    ++stats_.eager_evictions;
+    evict(key);
+  }
   changed();
 }
 
@@ -155,7 +168,9 @@ void ExpertCache::touch(const Request& request, Entry& entry) {
 void ExpertCache::open(const Request& request, std::vector<Grant>& granted, std::vector<ExpertId>& deferred) {
   const std::lock_guard lock(mutex_);
   ++events_;
-  policy_->on_access({request.step, request.layer, request.experts, request.tokens, request.rows});
+  const AccessEvent event{request.step, request.layer, request.experts, request.tokens, request.rows};
+  counts_.add(event);
+  policy_->on_access(event);
   LayerCacheStats& layer = stats_.layers[size_t(request.layer)];
   granted.clear();
   deferred.clear();
@@ -216,6 +231,11 @@ void ExpertCache::predict(std::span<const std::pair<ExpertKey, float>> likely) {
   policy_->on_prediction(likely);
 }
 
+void ExpertCache::note_scores(LayerId layer, std::span<const std::pair<ExpertId, float>> probable) {
+  const std::lock_guard lock(mutex_);
+  policy_->on_scores(layer, probable);
+}
+
 uint64_t ExpertCache::reserved_bytes() const {
   const std::lock_guard lock(mutex_);
   uint64_t bytes = 0;
@@ -247,6 +267,7 @@ void ExpertCache::grant_locked(const Request& request, std::vector<ExpertId>& de
         continue;
       }
       granted.push_back(place(key, request.transient));
+      entry.eager = request.transient && request.eager;
     } else {  // somebody else's copy brought it meanwhile
       granted.push_back({expert, bytes_of(key.layer, entry.extent), entry.state, false});
     }
@@ -311,6 +332,7 @@ ExpertCache::Grant ExpertCache::place(ExpertKey key, bool transient) {
   entry.extent = *pool_.allocate(slot_pages(key.layer), from_top_);
   entry.state = ExpertState::kInFlight;
   entry.transient = transient;
+  entry.eager = false;
   entry.error = nullptr;
   if (transient) transient_pages_ += entry.extent.pages;
   ++stats_.in_flight;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "expertflow/base/ids.h"
+#include "expertflow/cache/access_counts.h"
 #include "expertflow/cache/page_pool.h"
 #include "expertflow/cache/policy.h"
 #include "expertflow/cache/victims.h"
@@ -59,7 +60,8 @@ struct CacheStats {
   uint64_t reserved_evicted = 0, reserved_evicted_bytes = 0;  ///< of them, evicted before anybody asked; bytes of slots
   uint64_t reserved_ready_bytes = 0;  ///< bytes of slots of those that were resident when first asked for
   uint64_t fills = 0, failed_fills = 0, cancelled_fills = 0, evictions = 0;
-  uint64_t bytes_filled = 0;  ///< of slots
+  uint64_t eager_evictions = 0;  ///< of them, at once after use (Request::eager)
+  uint64_t bytes_filled = 0;     ///< of slots
   uint64_t pool_bytes = 0, bytes_in_use = 0, bytes_in_flight = 0;
   uint64_t largest_free_bytes = 0;  ///< longest extent of the pool that holds no slot
   uint64_t residents = 0, in_flight = 0;
@@ -102,6 +104,7 @@ class ExpertCache {
     std::span<const int32_t> tokens;    ///< rows of each
     bool transient = false;             ///< many rows at once: what it brings in leaves first
     int64_t rows = 0;                   ///< of the step; 0: unknown
+    bool eager = false;                 ///< transient: and at once, when the event has used it
   };
   /// One layer's event, at once: pins the residents and those in flight, and gives slots to as many of the absent as
   /// fit. The rest goes to `deferred`: release() what has been computed, then ask again with grant().
@@ -119,6 +122,10 @@ class ExpertCache {
   std::optional<Grant> preload(ExpertKey key);
   /// Tells the policy what is likely to be asked for soon.
   void predict(std::span<const std::pair<ExpertKey, float>> likely);
+  /// What the layer's router says of its coming event (EvictionPolicy::on_scores).
+  void note_scores(LayerId layer, std::span<const std::pair<ExpertId, float>> probable);
+  /// Since the beginning; from any thread, no lock.
+  const AccessCounts& counts() const { return counts_; }
   /// Bytes of the slots that reserve() gave out and no event has judged yet.
   uint64_t reserved_bytes() const;
 
@@ -156,6 +163,7 @@ class ExpertCache {
   struct Entry {
     ExpertState state = ExpertState::kAbsent;
     bool transient = false;
+    bool eager = false;     // brought in by an event that has nothing leave later
     bool reserved = false;  // its layer's event has not come yet
     bool unused = false;    // reserved, and nobody has asked for it yet
     uint32_t pins = 0;
@@ -194,6 +202,7 @@ class ExpertCache {
 
   CacheGeometry geometry_;
   ExpertCacheOptions options_;
+  AccessCounts counts_;
   std::unique_ptr<EvictionPolicy> policy_;
   std::span<std::byte> memory_;
 

@@ -28,6 +28,8 @@ struct PolicyCounters {
   uint64_t events = 0, accesses = 0, insertions = 0, evictions = 0;
 };
 
+class AccessCounts;  // access_counts.h
+
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
@@ -38,6 +40,11 @@ class EvictionPolicy {
   virtual void on_evict(ExpertKey key) = 0;
   /// Experts predicted to be needed soon, with probabilities; a policy may protect them. Default: ignored.
   virtual void on_prediction(std::span<const std::pair<ExpertKey, float>> /*ranked*/) {}
+  /// What the layer's router says of its coming event: the mean over rows of the probability of each expert that is
+  /// among some row's 2 k likeliest, chosen or only nearly so. Before its on_access(), if at all. Default: ignored.
+  virtual void on_scores(LayerId /*layer*/, std::span<const std::pair<ExpertId, float>> /*probable*/) {}
+  /// Counts of all accesses, kept by the cache, which outlives the policy's use of them. Default: ignored.
+  virtual void use_counts(const AccessCounts& /*counts*/) {}
   /// All residents, the one to go first in front. `current` is the layer being run (layers behind it come around
   /// latest).
   virtual void rank_victims(LayerId current, std::vector<ExpertKey>& out) = 0;

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "expertflow/cache/access_counts.h"
 #include "expertflow/cache/policy.h"
 
 namespace ef {
@@ -32,6 +33,7 @@ class HistoryPolicy : public EvictionPolicy {
   void on_prediction(std::span<const std::pair<ExpertKey, float>> ranked) override;
   /// O(n log n) in the residents: under a millisecond for 6,000, and asked for only when something must go.
   void rank_victims(LayerId current, std::vector<ExpertKey>& out) override;
+  void use_counts(const AccessCounts& counts) override { counts_ = &counts; }
   PolicyCounters counters() const override { return counters_; }
 
  protected:
@@ -39,6 +41,8 @@ class HistoryPolicy : public EvictionPolicy {
   /// Adds one access to the frequency; an expert that serves many rows of an event counts once.
   virtual void count_access(ExpertHistory&) const {}
 
+  /// Events that asked for the expert since the beginning; 0 where nobody counts.
+  uint64_t accesses(ExpertKey key) const { return counts_ ? counts_->events(key) : 0; }
   uint64_t step() const { return step_; }      ///< of the latest event
   uint64_t events() const { return events_; }  ///< so far
   /// Probability with which the expert was predicted for its layer's next event; 0: it was not.
@@ -65,6 +69,7 @@ class HistoryPolicy : public EvictionPolicy {
   void forget_prediction(LayerId layer);
 
   int layers_;
+  const AccessCounts* counts_ = nullptr;
   uint64_t events_ = 0, step_ = 0;
   std::vector<uint64_t> passes_;                     // by layer
   std::vector<std::vector<ExpertHistory>> history_;  // by layer, by expert; rows grow on demand

@@ -1,5 +1,6 @@
 // Least frequently used, with counters that are halved every 128 steps, so that yesterday's topic does not hold its
-// experts for ever: a count of n is forgotten after log2(n) such periods. Equal counts: the older one goes first.
+// experts for ever: a count of n is forgotten after log2(n) such periods. Equal counts: the one
+// that was asked for less often in all goes first, then the older one.
 #include <cmath>
 
 #include "expertflow/cache/policy_table.h"
@@ -15,8 +16,8 @@ class LfuPolicy final : public HistoryPolicy {
   std::string_view name() const override { return "lfu"; }
 
  protected:
-  VictimScore score(ExpertKey, const ExpertHistory& history, LayerId) const override {
-    return {aged(history), history.last_event, 0};
+  VictimScore score(ExpertKey key, const ExpertHistory& history, LayerId) const override {
+    return {aged(history), accesses(key), history.last_event};
   }
   void count_access(ExpertHistory& history) const override {
     history.frequency = aged(history) + 1;

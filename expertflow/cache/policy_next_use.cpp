@@ -7,7 +7,8 @@
 // is less sure than the order of layers.
 //
 // p is a weighted sum of how often the expert was wanted over the latest 0.5, 1, 2, 4, 16, 64, 256 and 1024 tokens
-// (each a fading average) and a constant. How much each of these says differs by model and text, so the weights are
+// (each a fading average), of what its router gave it over the latest 0.5, 4 and 32 tokens, chosen or nearly so (where
+// the cache is told), and a constant. How much each of these says differs by model and text, so the weights are
 // learned while it runs: each event is a lesson in what they had said about its layer (least squares, AdaGrad steps, a
 // few hundred events). On held-out text it misses less than any fixed mixture; docs/benchmarks has the figures.
 #include <algorithm>
@@ -20,18 +21,20 @@ namespace ef {
 namespace {
 
 constexpr std::array kHalfLives = {0.5, 1., 2., 4., 16., 64., 256., 1024.};  // tokens
-constexpr size_t kTerms = kHalfLives.size() + 1;                             // and the constant
-constexpr double kUsual = 0.125;                                             // of an expert nobody has seen: 4 of 32
-constexpr double kStep = 0.05;                                               // of the weights
-constexpr double kLeast = 1e-4;                                              // p, so that its inverse is finite
+constexpr std::array kScoreHalfLives = {0.5, 4., 32.};                       // tokens, of the router's probabilities
+constexpr size_t kRates = kHalfLives.size();
+constexpr size_t kTerms = kRates + kScoreHalfLives.size() + 1;  // and the constant
+constexpr double kUsual = 0.125;                                // of an expert nobody has seen: 4 of 32
+constexpr double kStep = 0.05;                                  // of the weights
+constexpr double kLeast = 1e-4;                                 // p, so that its inverse is finite
 constexpr double kLayerWeight = 2;
 constexpr int64_t kManyRows = 32;  // prompts: not what decoding steps look like
 
 class NextUsePolicy final : public HistoryPolicy {
  public:
   explicit NextUsePolicy(const PolicyContext& context) : HistoryPolicy(context), layers_(context.layers) {
-    weights_.fill(1. / double(kHalfLives.size()));
-    weights_.back() = 0;
+    weights_.fill(0);
+    for (size_t t = 0; t < kRates; ++t) weights_[t] = 1. / double(kRates);
     squares_.fill(1e-3);
   }
   std::string_view name() const override { return "next-use"; }
@@ -46,11 +49,24 @@ class NextUsePolicy final : public HistoryPolicy {
     wanted_.assign(row.size(), 0.);
     for (size_t i = 0; i < event.experts.size(); ++i)
       wanted_[size_t(event.experts[i])] = std::min(1., double(event.tokens[i]) / double(rows));
-    std::array<double, kHalfLives.size()> moves;
-    for (size_t t = 0; t < moves.size(); ++t) moves[t] = 1 - std::exp2(-double(rows) / kHalfLives[t]);
+    std::array<double, kTerms> moves{};
+    for (size_t t = 0; t < kTerms - 1; ++t)
+      moves[t] = 1 - std::exp2(-double(rows) / (t < kRates ? kHalfLives[t] : kScoreHalfLives[t - kRates]));
+    const bool scored = scored_layer_ == event.layer;
     for (size_t i = 0; i < row.size(); ++i) {
       learn(row[i], wanted_[i]);
-      for (size_t t = 0; t < moves.size(); ++t) row[i][t] += moves[t] * (wanted_[i] - row[i][t]);
+      for (size_t t = 0; t < kRates; ++t) row[i][t] += moves[t] * (wanted_[i] - row[i][t]);
+      const double score = i < scores_.size() ? scores_[i] : 0.;
+      for (size_t t = kRates; scored && t < kTerms - 1; ++t) row[i][t] += moves[t] * (score - row[i][t]);
+    }
+    scored_layer_ = -1;
+  }
+  void on_scores(LayerId layer, std::span<const std::pair<ExpertId, float>> probable) override {
+    scored_layer_ = layer;
+    scores_.clear();
+    for (const auto& [expert, probability] : probable) {
+      if (scores_.size() <= size_t(expert)) scores_.resize(size_t(expert) + 1);
+      scores_[size_t(expert)] = double(probability);
     }
   }
 
@@ -80,6 +96,7 @@ class NextUsePolicy final : public HistoryPolicy {
     auto& row = rates_[size_t(layer)];
     Terms usual;
     usual.fill(kUsual);
+    for (size_t t = kRates; t < kTerms - 1; ++t) usual[t] = 0;
     usual.back() = 1;
     if (row.size() <= size_t(largest)) row.resize(size_t(largest) + 1, usual);
     return row;
@@ -104,6 +121,8 @@ class NextUsePolicy final : public HistoryPolicy {
   std::vector<std::vector<Terms>> rates_;  // by layer, by expert
   Terms weights_, squares_;
   std::vector<double> wanted_;  // scratch
+  LayerId scored_layer_ = -1;   // whose coming event scores_ is about
+  std::vector<double> scores_;  // by expert
 };
 
 }  // namespace

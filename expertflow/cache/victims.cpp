@@ -1,5 +1,6 @@
 #include "expertflow/cache/victims.h"
 
+#include <algorithm>
 #include <deque>
 #include <limits>
 
@@ -76,9 +77,17 @@ std::optional<std::vector<size_t>> window(const Marks& marks, Piece last, uint32
 std::optional<std::vector<size_t>> choose_victims(const PagePool& pool, std::span<const Victim> ordered, size_t limit,
                                                   uint32_t pages) {
   if (pool.largest_free() >= pages) return std::vector<size_t>{};
+  // One of the same size leaves no gap behind. Only where all of these are worth much more than others do several go
+  // for one, which turns room of one size into room of another.
+  const size_t end = std::min(ordered.size(), limit);
+  size_t equal = end;
+  for (size_t i = 0; i < end && equal == end; ++i)
+    if (!ordered[i].gone && ordered[i].extent.pages == pages) equal = i;
+  if (equal < (end + 1) / 2) return std::vector<size_t>{equal};
   Marks marks(pool);
-  for (size_t i = 0; i < ordered.size() && i < limit; ++i) {
+  for (size_t i = 0; i < end; ++i) {
     if (ordered[i].gone) continue;
+    if (i == equal) return std::vector<size_t>{equal};
     marks.add(ordered[i].extent, i);
     if (auto chosen = window(marks, Piece{ordered[i].extent, i}, pages)) return chosen;
   }

@@ -1,5 +1,6 @@
-// Which victims free a contiguous extent at the least harm: candidates are marked in order until free pages and marked
-// slots make a run that is long enough; of that run only the part that is needed leaves.
+// Which victims free a contiguous extent at the least harm: the first of just that size, if it is in the first half of
+// the order. Else candidates are marked in order until free pages and marked slots make a run that is long enough; of
+// that run only the part that is needed leaves.
 #pragma once
 #include <map>
 #include <optional>

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "expertflow/engine/fingerprint.h"
+#include "expertflow/predict/router_scores.h"
 #include "expertflow/quant/scalars.h"
 
 namespace ef {
@@ -11,20 +12,6 @@ namespace ef {
 namespace {
 
 uint64_t nanoseconds(double seconds) { return uint64_t(std::max(0., std::round(seconds * 1e9))); }
-
-// What a router thinks of its experts, before any bias, grouping or choice: softmax, or sigmoid for routers that score
-// each expert by itself. out: [experts].
-void router_probabilities(const RouterConfig& router, const float* logits, float* out) {
-  const auto experts = size_t(router.experts);
-  if (router.score == RouterScore::kSigmoid) {
-    for (size_t e = 0; e < experts; ++e) out[e] = 1.f / (1.f + std::exp(-logits[e]));
-    return;
-  }
-  const float top = *std::max_element(logits, logits + experts);
-  float sum = 0;
-  for (size_t e = 0; e < experts; ++e) sum += out[e] = std::exp(logits[e] - top);
-  for (size_t e = 0; e < experts; ++e) out[e] /= sum;
-}
 
 }  // namespace
 

@@ -520,5 +520,47 @@ INSTANTIATE_TEST_SUITE_P(All, CachePolicies, ::testing::ValuesIn(policy_names())
   return name;
 });
 
+TEST(ExpertCache, CountsWhatWasAskedForOutsideOfItsLock) {
+  Harness cache({64}, 4, 128);
+  cache.use(0, {0, 1});
+  cache.use(0, {1});
+  EXPECT_EQ(cache->counts().events({0, 0}), 1u);
+  EXPECT_EQ(cache->counts().events({0, 1}), 2u);
+  EXPECT_EQ(cache->counts().rows({0, 1}), 2u);
+  EXPECT_EQ(cache->counts().events({0, 3}), 0u);
+}
+
+TEST(ExpertCache, EagerEventsLeaveNothingBehind) {
+  Harness cache({64}, 4, 4 * 64);
+  cache.use(0, {0});  // of a decoding step
+  const StepId step = cache->begin_step();
+  const Ids experts = {0, 1, 2};
+  const std::vector<int32_t> tokens = {300, 200, 100};
+  std::vector<ExpertCache::Grant> granted;
+  std::vector<ExpertId> deferred;
+  cache->open({step, 0, experts, tokens, true, 300, true}, granted, deferred);
+  for (const auto& grant : granted)
+    if (grant.fill) cache->complete({0, grant.expert});
+  cache->release(step, {0, 1});
+  EXPECT_FALSE(cache.resident(0, 1)) << "used, gone";
+  EXPECT_TRUE(cache.resident(0, 2)) << "not used yet";
+  cache->release(step, {0, 0});
+  cache->end_step(step);
+  EXPECT_TRUE(cache.resident(0, 0)) << "it was there before";
+  EXPECT_EQ(cache->stats().eager_evictions, 1u);
+}
+
+// Two layers of different slots in turns, more experts than fit: every byte of the pool goes on being used.
+TEST(ExpertCache, MixedSizesDoNotFragment) {
+  Harness cache({128, 192}, 16, 10 * (128 + 192));
+  std::mt19937 random(5);
+  for (int step = 0; step < 400; ++step)
+    for (LayerId layer = 0; layer < 2; ++layer) {
+      const ExpertId first = ExpertId(random() % 16);
+      cache.use(layer, {first, ExpertId((first + 1 + ExpertId(random() % 15)) % 16)});
+    }
+  EXPECT_GE(cache->stats().bytes_in_use, 9 * (128 + 192)) << "of 3200";
+}
+
 }  // namespace
 }  // namespace ef

@@ -119,6 +119,17 @@ TEST(Victims, ALargeNeighbourSparesASmallOne) {
   EXPECT_EQ(Layout("0122222##").choose(5), Chosen({{2}}));
 }
 
+TEST(Victims, OneOfTheSameSizeGoesRatherThanTwoOthers) {
+  // 0 and 2 side by side would do; 1 leaves no gap.
+  EXPECT_EQ(Layout("00#111#22#33").choose(3), Chosen({{1}}));
+  EXPECT_EQ(Layout("0022#111#33").choose(3), Chosen({{1}}));
+}
+
+TEST(Victims, UnlessTheyAreAllWorthMuchMore) {
+  EXPECT_EQ(Layout("0011#22#333").choose(3), Chosen({{0, 1}}));
+  EXPECT_EQ(Layout("00#11#22#333").choose(3), Chosen({{3}})) << "nobody else can make room";
+}
+
 TEST(Victims, PinnedWallsAndLimits) {
   EXPECT_EQ(Layout("00#11#22").choose(3), std::nullopt);
   EXPECT_EQ(Layout("0011").choose(4), Chosen({{0, 1}}));

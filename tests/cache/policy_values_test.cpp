@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "expertflow/cache/access_counts.h"
 #include "expertflow/cache/policy.h"
 
 namespace ef {
@@ -50,6 +51,42 @@ TEST(Lru, APrefetchedExpertIsAsFreshAsTheLatestEvent) {
   lru.insert(1, {0});
   lru.insert(2, {5});  // nobody asked yet
   EXPECT_EQ(lru.ranked(1), (Keys{{0, 0}, {1, 0}, {2, 5}}));
+}
+
+TEST(Lfu, OfEqualCountsTheOneAskedForLessInAllGoesFirst) {
+  Policy lfu("lfu", 1);
+  AccessCounts counts({4});
+  lfu->use_counts(counts);
+  lfu.insert(0, {1, 2});
+  const std::vector<ExpertId> both = {1, 2}, second = {2};
+  const std::vector<int32_t> one = {1, 1};
+  // 2 was asked for by an earlier event that has been forgotten, and is the older one now.
+  counts.add({0, 0, second, std::span(one).first(1)});
+  counts.add({1, 0, both, one});
+  lfu.access(1, 0, {2}), lfu.access(1, 0, {1});
+  EXPECT_EQ(lfu.ranked(0), (Keys{{0, 1}, {0, 2}}));
+}
+
+// A router whose near miss is the next one's choice. 5 and 6 were asked for once, 6 later; then 5 is nearly chosen.
+TEST(NextUse, NearMissesOfTheRouterCount) {
+  const auto ranked = [](bool told) {
+    Policy policy("next-use", 1);
+    policy.insert(0, {5, 6});
+    policy.access(0, 0, {5});
+    policy.access(1, 0, {6});
+    for (uint64_t step = 2; step < 600; ++step) {
+      const auto chosen = ExpertId(1 + step % 4), near = ExpertId(1 + (step + 1) % 4);
+      const std::vector<std::pair<ExpertId, float>> probable = {{chosen, 0.6f}, {near, 0.4f}};
+      if (told) policy->on_scores(0, probable);
+      policy.access(step, 0, {chosen});
+    }
+    const std::vector<std::pair<ExpertId, float>> last = {{0, 0.6f}, {5, 0.4f}};
+    if (told) policy->on_scores(0, last);
+    policy.access(600, 0, {0});
+    return policy.ranked(0);
+  };
+  EXPECT_EQ(ranked(true), (Keys{{0, 6}, {0, 5}}));
+  EXPECT_EQ(ranked(false), (Keys{{0, 5}, {0, 6}}));
 }
 
 TEST(Lfu, RareOnesFirstThenOlderOnes) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "expertflow/base/errors.h"
+#include "expertflow/engine/row_groups.h"
+#include "expertflow/predict/regime.h"
 
 namespace ef {
 namespace {
@@ -17,10 +19,7 @@ class Cached final : public CachedExperts {
         pipeline_(pipeline),
         backend_(backend),
         clock_(clock),
-        options_(options) {
-    use_.resize(config.layers.size());
-    for (const LayerExperts& layer : store.layers()) use_[size_t(layer.layer)].resize(layer.count());
-  }
+        options_(options) {}
   ~Cached() override { close_step(); }
 
   void begin_step() override {
@@ -35,7 +34,13 @@ class Cached final : public CachedExperts {
   }
   void run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out, Stream& stream) override;
   CachedExpertsStats stats() const override { return stats_; }
-  const ExpertUse& use() const override { return use_; }
+  ExpertUse use() const override {
+    const AccessCounts& counts = cache_.counts();
+    ExpertUse use(size_t(counts.layers()));
+    for (LayerId l = 0; l < counts.layers(); ++l)
+      for (ExpertId e = 0; e < counts.experts(l); ++e) use[size_t(l)].push_back(counts.rows({l, e}));
+    return use;
+  }
   void set_ahead(ExpertsAhead* ahead) override { ahead_ = ahead; }
 
  private:
@@ -70,6 +75,10 @@ class Cached final : public CachedExperts {
   }
   void run_rows(LayerId layer, const float* x, const RoutingView& host, bool whole, const float* weights, float* out,
                 Stream& stream);
+  void run_grouped(LayerId layer, const float* x, const RoutingView& routing, int64_t block, float* out,
+                   Stream& stream);
+  void run_blocks(LayerId layer, const float* x, const RoutingView& routing, int64_t block, const int32_t* ids,
+                  const float* weights, float* out, Stream& stream);
   void serve(Event& event);
   void cancel_unwanted(const Event& event);
   void start_copies(Event& event);
@@ -86,8 +95,8 @@ class Cached final : public CachedExperts {
   const Clock& clock_;
   CachedExpertsOptions options_;
   StepId step_ = 0;
+  int64_t step_rows_ = 0;
   ExpertsAhead* ahead_ = nullptr;
-  ExpertUse use_;
   Buffer scratch_;
   std::vector<int32_t> host_ids_;
   CachedExpertsStats stats_;
@@ -106,25 +115,59 @@ void Cached::run(LayerId layer, const float* x, const RoutingView& routing, cons
   host_ids_.resize(size_t(routing.tokens * routing.top_k));
   backend_.copy_to_host(host_ids_.data(), routing.ids, host_ids_.size() * sizeof(int32_t), stream);
   stream.synchronize();
-  for (int64_t row = 0; row < routing.tokens; row += block) {
-    const int64_t rows = std::min(block, routing.tokens - row), at = row * routing.top_k;
-    const RoutingView host{rows, routing.top_k, host_ids_.data() + at, nullptr};
-    run_rows(layer, x + row * config_.hidden, host, rows == routing.tokens, routing.weights + at,
-             out.out + row * config_.hidden, stream);
+  step_rows_ = routing.tokens;
+  if (block < routing.tokens && regime_of(routing.tokens).group_tokens && backend_.memory_is_host()) {
+    run_grouped(layer, x, routing, block, out.out, stream);
+  } else {
+    run_blocks(layer, x, routing, block, host_ids_.data(), routing.weights, out.out, stream);
   }
   if (out.add_to) backend_.add_scaled(stream, out.add_to, out.out, out.add_scale, routing.tokens * config_.hidden);
+}
+
+// Rows that are alike go together: each of the blocks then asks for fewer experts. A row's result does not depend on
+// its company.
+void Cached::run_grouped(LayerId layer, const float* x, const RoutingView& routing, int64_t block, float* out,
+                         Stream& stream) {
+  const int64_t hidden = config_.hidden, top_k = routing.top_k;
+  const std::vector<int32_t> order = group_rows(x, routing.tokens, hidden, block);
+  std::vector<int32_t> ids(host_ids_.size());
+  std::vector<float> weights(ids.size());
+  Buffer memory = backend_.allocate(uint64_t(2 * routing.tokens * hidden) * sizeof(float), {Region::kDynamic, "rows"});
+  float *const from = memory.as<float>(), *const to = from + routing.tokens * hidden;
+  for (int64_t i = 0; i < routing.tokens; ++i) {
+    const int64_t row = order[size_t(i)];
+    std::copy_n(x + row * hidden, hidden, from + i * hidden);
+    std::copy_n(host_ids_.data() + row * top_k, top_k, ids.data() + i * top_k);
+    std::copy_n(routing.weights + row * top_k, top_k, weights.data() + i * top_k);
+  }
+  ++stats_.grouped;
+  run_blocks(layer, from, routing, block, ids.data(), weights.data(), to, stream);
+  for (int64_t i = 0; i < routing.tokens; ++i) std::copy_n(to + i * hidden, hidden, out + order[size_t(i)] * hidden);
+}
+
+void Cached::run_blocks(LayerId layer, const float* x, const RoutingView& routing, int64_t block, const int32_t* ids,
+                        const float* weights, float* out, Stream& stream) {
+  for (int64_t row = 0; row < routing.tokens; row += block) {
+    const int64_t rows = std::min(block, routing.tokens - row), at = row * routing.top_k;
+    const RoutingView host{rows, routing.top_k, ids + at, nullptr};
+    run_rows(layer, x + row * config_.hidden, host, rows == routing.tokens, weights + at, out + row * config_.hidden,
+             stream);
+  }
 }
 
 void Cached::run_rows(LayerId layer, const float* x, const RoutingView& host, bool whole, const float* weights,
                       float* out, Stream& stream) {
   const AssignmentGroups groups = group_assignments(host, store_.experts(layer));
   std::vector<int32_t> tokens(groups.experts.size());
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    tokens[i] = int32_t(groups.of(i).size());
-    use_[size_t(layer)][size_t(groups.experts[i])] += uint64_t(tokens[i]);
-  }
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = int32_t(groups.of(i).size());
   Event event;
-  event.request = {step_, layer, groups.experts, tokens, host.tokens >= options_.transient_rows, host.tokens};
+  event.request = {step_,
+                   layer,
+                   groups.experts,
+                   tokens,
+                   host.tokens >= options_.transient_rows,
+                   host.tokens,
+                   regime_of(step_rows_).eager_eviction};
   event.groups = &groups;
   event.x = x;
   event.expert_out = scratch(uint64_t(host.tokens) * uint64_t(host.top_k) * uint64_t(config_.hidden));
@@ -285,7 +328,17 @@ ExpertTier::ExpertTier(const Config& config, const ExpertStore& store, Backend& 
   if (options.bytes_per_second > 0) paced_ = std::make_unique<PacedReader>(reader_, options.bytes_per_second, clock);
   ExpertReader& reader = paced_ ? static_cast<ExpertReader&>(*paced_) : reader_;
   pipeline_ = std::make_unique<CopyPipeline>(reader, *cache_, clock, options.pipeline);
+  if (options.calibration)
+    calibrator_ = std::make_unique<LinkCalibrator>(reader, cache_->geometry(), clock, *options.calibration);
   experts_ = make_cached_experts(config, store, *cache_, *pipeline_, backend, clock, options.experts);
+}
+
+bool ExpertTier::calibrate() {
+  if (!calibrator_ || !calibrator_->due()) return false;
+  pipeline_->cancel_prefetches();
+  pipeline_->drain();
+  calibrator_->run();
+  return true;
 }
 
 size_t ExpertTier::warm_up(std::span<const ExpertKey> keys, const std::function<void(uint64_t, uint64_t)>& progress) {

@@ -6,9 +6,11 @@
 // the model, is enough; top_k slots avoid waves in decode, and a pool of layers * top_k keeps one token's cycle.
 #pragma once
 #include <memory>
+#include <optional>
 
 #include "expertflow/cache/expert_cache.h"
 #include "expertflow/model/experts.h"
+#include "expertflow/transfer/calibration.h"
 #include "expertflow/transfer/copy_pipeline.h"
 #include "expertflow/transfer/disk_reader.h"
 #include "expertflow/transfer/paced_reader.h"
@@ -42,6 +44,7 @@ struct CachedExpertsOptions {
 struct CachedExpertsStats {
   uint64_t steps = 0, layer_events = 0;
   uint64_t waves = 0;        ///< further rounds of slots that an event needed beyond its first
+  uint64_t grouped = 0;      ///< layer events whose rows were put together by likeness (row_groups.h)
   double stall_seconds = 0;  ///< run() had nothing to compute and waited for copies
 };
 
@@ -49,7 +52,7 @@ class CachedExperts : public Experts {
  public:
   virtual CachedExpertsStats stats() const = 0;
   /// Since the beginning.
-  virtual const ExpertUse& use() const = 0;
+  virtual ExpertUse use() const = 0;
   /// Null: none. It must outlive its use. Between steps.
   virtual void set_ahead(ExpertsAhead* ahead) = 0;
 };
@@ -68,6 +71,7 @@ struct ExpertTierOptions {
   DiskReaderOptions disk;       ///< lanes: those of the pipeline's workers
   double bytes_per_second = 0;  ///< that reads may take at most; 0: as many as come
   CachedExpertsOptions experts;
+  std::optional<CalibrationOptions> calibration;  ///< nothing: none
 };
 class ExpertTier {
  public:
@@ -82,6 +86,9 @@ class ExpertTier {
   ExpertCache& cache() { return *cache_; }
   CopyPipeline& pipeline() { return *pipeline_; }
   const DiskReader& reader() const { return reader_; }
+  /// Measures the slow tier if it is time; whether it did. Between steps: waits for copies under way.
+  bool calibrate();
+  const LinkCalibrator* calibrator() const { return calibrator_.get(); }
 
  private:
   DiskReader reader_;
@@ -89,6 +96,7 @@ class ExpertTier {
   Buffer memory_;
   std::unique_ptr<ExpertCache> cache_;
   std::unique_ptr<CopyPipeline> pipeline_;
+  std::unique_ptr<LinkCalibrator> calibrator_;
   std::unique_ptr<CachedExperts> experts_;
 };
 

@@ -1,6 +1,8 @@
 #include "expertflow/engine/engine.h"
 
 #include <algorithm>
+#include <atomic>
+#include <numeric>
 
 #include "expertflow/base/errors.h"
 #include "expertflow/base/topology.h"
@@ -37,6 +39,9 @@ void check(const EngineOptions& o) {
   parse_io_limit(o.io_limit);
   parse_horizon(o.prediction_horizon);
   parse_prefetch_mode(o.async_prefetch);
+  EF_CHECK(
+      o.bandwidth_calibration == "start" || o.bandwidth_calibration == "periodic" || o.bandwidth_calibration == "off",
+      ConfigError, "bandwidth-calibration: expected start, periodic or off, found \"{}\"", o.bandwidth_calibration);
   EF_CHECK(o.warmup == "auto" || o.warmup == "profile" || o.warmup == "tokens" || o.warmup == "off", ConfigError,
            "warmup: expected auto, profile, tokens or off, found \"{}\"", o.warmup);
   EF_CHECK(o.cache_type_k == o.cache_type_v, ConfigError,
@@ -156,6 +161,11 @@ void Engine::build_experts() {
     tier.disk.direct = parse_direct_io(options_.direct_io);
     tier.disk.depth = options_.io_depth;
     tier.bytes_per_second = parse_io_limit(options_.io_limit);
+    constexpr Duration kPeriod = std::chrono::minutes(5);
+    if (options_.bandwidth_calibration != "off")
+      tier.calibration =
+          CalibrationOptions{.lanes = options_.io_threads,
+                             .period = Duration(options_.bandwidth_calibration == "periodic" ? kPeriod : Duration(0))};
     tiers->tier = std::make_unique<ExpertTier>(files_->config, *files_->store, *backend_, clock_, tier);
   }
   tiers_ = std::move(tiers);
@@ -181,7 +191,13 @@ void Engine::wire_foresight() {
   ExpertCache& cache = tiers_->tier->cache();
   ForesightOptions options = foresight_options(options_, config(), cache.geometry(), cache.pool_bytes());
   if (cache.pool_bytes() >= cache.geometry().total_footprint()) return;
+  tiers_->scores = std::make_unique<ScoreWatch>(config(), cache);
   if (options.governor.mode == PrefetchMode::kOff) return;
+  tiers_->tier->calibrate();
+  if (const LinkCalibrator* calibrator = tiers_->tier->calibrator()) {
+    options.controller.bandwidth = calibrator->latest().bytes_per_second;
+    options.controller.layer_seconds = expected_layer_seconds();
+  }
   options.governor.most_rows = std::min<int64_t>(options.governor.most_rows, state_->max_rows);
   PredictorChoice choice = choose_predictor();
   tiers_->trained = std::move(choice.trained);
@@ -193,10 +209,35 @@ void Engine::wire_foresight() {
   tiers_->tier->experts().set_ahead(tiers_->foresight.get());
 }
 
+// Of one token, before any has been computed: what a layer reads of memory at the speed that memory is read with.
+double Engine::expected_layer_seconds() {
+  constexpr size_t kBytes = 16 << 20, kNumbers = kBytes / sizeof(uint64_t), kPiece = kNumbers / 64;
+  std::vector<uint64_t> memory(kNumbers, 1);
+  std::atomic<uint64_t> sum{0};
+  const Duration begin = clock_.now();
+  pool_->parallel_for(int64_t(kNumbers / kPiece), 1, [&](int64_t first, int64_t last, int) {
+    sum +=
+        std::accumulate(memory.begin() + first * int64_t(kPiece), memory.begin() + last * int64_t(kPiece), uint64_t(0));
+  });
+  const double speed = double(kBytes) / std::max(1e-6, seconds(clock_.now() - begin));
+  const Config& c = config();
+  double experts = 0;
+  for (size_t l = 0; l < c.layers.size(); ++l)
+    if (c.layers[l].sparse) experts += double(files_->store->slot_bytes(LayerId(l))) * c.router.top_k;
+  return sum == kNumbers ? (double(plan_.resident_bytes) + experts) / double(c.layers.size()) / speed : 0;
+}
+
+// Every so often, if asked for. Between steps.
+void Engine::calibrate() {
+  if (options_.bandwidth_calibration != "periodic" || !tiers_->foresight || !tiers_->tier->calibrate()) return;
+  tiers_->foresight->calibrated(tiers_->tier->calibrator()->latest().bytes_per_second);
+}
+
 void Engine::set_prefetch(const std::string& async_prefetch, const std::string& predictor, const std::string& horizon) {
   options_.async_prefetch = async_prefetch, options_.predictor = predictor, options_.prediction_horizon = horizon;
   if (tiers_->tier) tiers_->tier->experts().set_ahead(nullptr);
   tiers_->foresight.reset();
+  tiers_->scores.reset();
   tiers_->predictor.reset();
   tiers_->trained.reset();
   wire_foresight();
@@ -210,7 +251,8 @@ void Engine::log_io(const IoState& state) const {
 std::span<const float> Engine::run(const Batch& batch, int top) {
   EF_CHECK(tiers_ != nullptr, DeviceError,
            "the experts' memory was given up and could not be had again; load the model anew");
-  Observers observers({tiers_->foresight.get(), observer_, recorder_});
+  calibrate();
+  Observers observers({tiers_->foresight.get(), tiers_->scores.get(), observer_, recorder_});
   StepContext context{*model_,           *rope_, *backend_, *stream_,
                       tiers_->experts(), *kv_,   *state_,   observers.empty() ? nullptr : &observers};
   regions_->set_time(++steps_);
@@ -285,6 +327,10 @@ ExpertStats Engine::expert_stats() const {
   stats.cache_utilization = double(cache.bytes_in_use) / double(cache.pool_bytes);
   if (tiers_->foresight) stats.foresight = tiers_->foresight->stats();
   stats.layers = cache.layers;
+  if (const LinkCalibrator* calibrator = tiers_->tier->calibrator(); calibrator && calibrator->latest().runs > 0)
+    stats.calibration = calibrator->latest();
+  stats.eager_evictions = cache.eager_evictions;
+  stats.grouped_events = experts.grouped;
   stats.read_seconds = copies.busy_seconds;
   stats.bytes_per_second = copies.bytes_per_second;
   stats.read_retries = copies.retries;

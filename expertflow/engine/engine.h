@@ -16,6 +16,7 @@
 #include "expertflow/engine/memory_plan.h"
 #include "expertflow/engine/predictor_file.h"
 #include "expertflow/model/model.h"
+#include "expertflow/transfer/calibration.h"
 
 namespace ef {
 
@@ -44,6 +45,9 @@ struct ExpertStats {
   double cache_utilization = 1;                ///< share of the fast tier that holds experts
   std::optional<ForesightStats> foresight;     ///< nothing where there is nothing to look ahead for
   std::vector<LayerCacheStats> layers;         ///< by LayerId; empty where every expert is resident
+  std::optional<LinkCalibration> calibration;  ///< nothing where none was asked for
+  uint64_t eager_evictions = 0;                ///< experts that left as soon as a step of many rows had used them
+  uint64_t grouped_events = 0;                 ///< layer events whose rows were put together by likeness
   DriftStats drift;                            ///< of backends whose arithmetic is checked while they run
   double hit_rate() const { return hits + misses ? double(hits) / double(hits + misses) : 1.0; }
 };
@@ -128,6 +132,8 @@ class Engine {
   void reserve_regions();
   void build_experts();
   void log_io(const IoState& state) const;
+  void calibrate();
+  double expected_layer_seconds();
   void wire_foresight();
   PredictorChoice choose_predictor() const;
   std::filesystem::path profile_path() const;

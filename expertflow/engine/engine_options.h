@@ -27,6 +27,7 @@ struct EngineOptions {
   std::string io_limit = "none";
   std::string predictor = "auto", prediction_horizon = "auto", async_prefetch = "auto", layer_wise_config;
   int prediction_topk = 0;
+  std::string bandwidth_calibration = "start";
   std::string warmup = "auto", expert_profile = "auto";
   int64_t ctx_size = -1;
   int parallel = 1;
@@ -85,6 +86,10 @@ struct EngineOptions {
            "read guessed experts while a token is computed: on, off, or auto (where trials show a gain)"});
     visit(layer_wise_config,
           {"--layer-wise-config", "guesses by layer: a JSON file, or the JSON itself; see docs/guide.md"});
+    visit(bandwidth_calibration,
+          {"--bandwidth-calibration",
+           "measure the slow tier by a short read of some experts: start (once, for the first prediction distance), "
+           "periodic (every 5 minutes as well), or off"});
     visit(warmup,
           {"--warmup",
            "fill the fast tier before the first token: profile (experts that earlier runs used most), tokens (by "

@@ -1,6 +1,7 @@
 #include "expertflow/engine/foresight.h"
 
 #include <algorithm>
+#include <map>
 
 #include "expertflow/base/errors.h"
 
@@ -44,6 +45,7 @@ void Foresight::on_step(std::span<const TokenId> tokens, std::span<const int32_t
   rows_ = int64_t(tokens.size());
   routed_ = -1;
   for (auto& predictions : predicted_) predictions.clear();
+  governor_.set_budget_share(regimes_.begin_step(rows_).byte_share);
   governor_.begin_step(clock_.now(), rows_);
   step_stall_ = experts_.stats().stall_seconds;
   predictor_.begin_step({tokens, sequences, positions});
@@ -63,7 +65,13 @@ void Foresight::on_layer(LayerId layer) {
   if (!known.empty() && known.back().certainty >= kCertain) return;
   if (!predictor_.covers(StepPoint::kLayerInput, layer, layer)) return;
   fresh_.clear();
-  predict(view, layer, layer);
+  // Of a token that has just been chosen its first layers are guessed at once: the link has been idle since the last
+  // one.
+  LayerId last = layer;
+  while (layer == 0 && size_t(last) + 1 < config_.layers.size() && steps_to(-1, last + 1) <= horizon() &&
+         predictor_.covers(StepPoint::kLayerInput, 0, last + 1))
+    ++last;
+  predict(view, layer, last);
   issue(layer);
 }
 
@@ -152,12 +160,14 @@ void Foresight::predict(const StepView& view, LayerId first, LayerId last) {
 // Has the worthwhile of what has just been said copied.
 void Foresight::issue(LayerId current) {
   if (fresh_.empty()) return;
-  const Regime& regime = regime_of(rows_);
+  std::map<LayerId, int> taken;
   std::vector<std::pair<ExpertKey, float>> likely;
   std::vector<PrefetchCandidate> candidates;
   for (const auto& [candidate, distance] : fresh_) {
     likely.emplace_back(candidate.key, candidate.probability);
-    if (candidate.probability >= regime.least_probability && cache_.look(candidate.key).state == ExpertState::kAbsent)
+    if (cache_.look(candidate.key).state != ExpertState::kAbsent) continue;
+    int& of_layer = taken[candidate.key.layer];
+    if (regimes_.admits(candidate.probability, of_layer, config_.router.experts) && ++of_layer)
       candidates.push_back(
           {candidate.key, candidate.probability, distance, cache_.geometry().footprint(candidate.key.layer)});
   }
@@ -222,6 +232,7 @@ ForesightStats Foresight::stats() const {
   // What the controller would have done with a distance that was given is no change.
   if (!stats.adaptive) stats.controller.distance = stats.horizon, stats.controller.changes.clear();
   stats.governor = governor_.stats();
+  stats.regimes = regimes_.stats();
   return stats;
 }
 

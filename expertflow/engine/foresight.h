@@ -13,6 +13,7 @@
 #include "expertflow/model/model.h"
 #include "expertflow/predict/candidates.h"
 #include "expertflow/predict/predictor.h"
+#include "expertflow/predict/regime.h"
 #include "expertflow/predict/step_controller.h"
 #include "expertflow/sched/prefetch_governor.h"
 
@@ -34,6 +35,7 @@ struct ForesightStats {
   PredictionCounts prediction;                ///< by the last prediction before each event
   std::vector<PredictionCounts> by_distance;  ///< [0]: one layer ahead
   double predict_seconds = 0;                 ///< that predicting took of the steps
+  RegimeStats regimes;
 };
 
 class Foresight final : public ExpertsAhead, public StepObserver {
@@ -54,6 +56,9 @@ class Foresight final : public ExpertsAhead, public StepObserver {
   // Of a layer's event, by the experts' tier.
   void on_event(LayerId layer, std::span<const ExpertId> wanted) override;
   void look(LayerId layer, const RoutingView& host) override;
+
+  /// The link was measured by itself. Between steps.
+  void calibrated(double bytes_per_second) { controller_.on_calibration(bytes_per_second); }
 
   ForesightStats stats() const;
 
@@ -85,6 +90,7 @@ class Foresight final : public ExpertsAhead, public StepObserver {
   ForesightOptions options_;
   PrefetchGovernor governor_;
   StepController controller_;
+  RegimeTracker regimes_;
   CandidateRanking ranking_;
   std::vector<int> sparse_until_;  // by layer: MoE layers up to it, itself included
   int64_t rows_ = 0;

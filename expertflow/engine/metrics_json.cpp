@@ -83,9 +83,23 @@ Json controller_json(const StepControllerStats& c) {
           {"bandwidth_bytes_per_second", c.bandwidth},
           {"layer_seconds", c.layer_seconds},
           {"renewals", c.renewals},
+          {"first", c.first},
           {"stalls", c.stalls},
           {"overfetches", c.overfetches},
           {"changes", changes}};
+}
+
+Json regimes_json(const RegimeStats& r) {
+  Json regimes = Json::array(), changes = Json::array();
+  for (const RegimeStats::Share& share : r.regimes)
+    regimes.push_back({{"name", share.name}, {"steps", share.steps}, {"rows", share.rows}});
+  for (const RegimeChange& change : r.changes)
+    changes.push_back({{"step", change.step}, {"from", change.from}, {"to", change.to}, {"reason", change.reason}});
+  return {{"name", r.name}, {"regimes", regimes}, {"candidates_capped", r.capped}, {"changes", changes}};
+}
+
+Json calibration_json(const LinkCalibration& c) {
+  return {{"bytes_per_second", c.bytes_per_second}, {"bytes", c.bytes}, {"seconds", c.seconds}, {"runs", c.runs}};
 }
 
 Json prefetch_json(const ForesightStats& f) {
@@ -94,6 +108,7 @@ Json prefetch_json(const ForesightStats& f) {
           {"adaptive", f.adaptive},
           {"predict_seconds", f.predict_seconds},
           {"distance", controller_json(f.controller)},
+          {"regime", regimes_json(f.regimes)},
           {"governor", governor_json(f.governor)}};
 }
 
@@ -135,6 +150,9 @@ Json metrics_json(const ExpertMetrics& m, const ExpertStats& stats) {
           {"prediction", counts_json(m.prediction)},
           {"prediction_by_distance", distances},
           {"prefetch", stats.foresight ? prefetch_json(*stats.foresight) : Json(nullptr)},
+          {"calibration", stats.calibration ? calibration_json(*stats.calibration) : Json(nullptr)},
+          {"eager_evictions", stats.eager_evictions},
+          {"grouped_events", stats.grouped_events},
           {"health", health}};
 }
 
@@ -160,7 +178,18 @@ std::vector<std::string> metrics_lines(const ExpertMetrics& m, const ExpertStats
     if (const PredictionCounts& p = m.by_distance[d]; p.events > 0)
       lines.push_back(fmt::format("predicted {} layers ahead: recall@k {}, recall@m {} (m {:.1f})", d + 1,
                                   percent(p.recall_at_k()), percent(p.recall_at_m()), p.candidates()));
+  if (stats.calibration)
+    lines.push_back(fmt::format("slow tier by calibration: {:.1f} MB/s ({:.1f} MB in {:.1f} ms, {} times)",
+                                stats.calibration->bytes_per_second / 1e6, double(stats.calibration->bytes) / 1e6,
+                                1e3 * stats.calibration->seconds, stats.calibration->runs));
   if (stats.foresight) {
+    const RegimeStats& r = stats.foresight->regimes;
+    for (const RegimeStats::Share& share : r.regimes)
+      if (share.steps > 0)
+        lines.push_back(fmt::format("regime \"{}\": {} steps, {} rows", share.name, share.steps, share.rows));
+    if (!r.changes.empty())
+      lines.push_back(fmt::format("latest change of regime: {} -> {} ({})", r.changes.back().from, r.changes.back().to,
+                                  r.changes.back().reason));
     const GovernorStats& g = stats.foresight->governor;
     lines.push_back(fmt::format("prefetch {}; {} of {} steps with it; predictor {}, {} layers ahead{}", g.reason(),
                                 g.steps_on, g.steps_on + g.steps_off, stats.foresight->predictor,

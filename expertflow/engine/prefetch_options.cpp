@@ -139,6 +139,7 @@ ForesightOptions foresight_options(const EngineOptions& options, const Config& c
   out.candidates = candidate_rules(options, config);
   out.governor.mode = horizon == 0 ? PrefetchMode::kOff : parse_prefetch_mode(options.async_prefetch);
   out.governor.pool_bytes = pool_bytes;
+  out.governor.most_rows = options.ubatch;  // how much is copied ahead of many rows is the regime's to say
   int experts = 0;
   for (const auto& layer : geometry.layers) experts += layer.experts;
   out.controller.expert_bytes = experts > 0 ? double(geometry.total_footprint()) / experts : 0;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
 #include <vector>
@@ -16,22 +15,7 @@ namespace {
 constexpr size_t kMostChanges = 64;
 constexpr double kKeep = 0.875;  // of an average, from step to step: eight steps or so
 
-// Few rows: a wrong guess costs as much as a right one saves, so only the likely. More rows: by mass, without a floor.
-// Many: nearly every expert is wanted anyway, and the link is busy with demand.
-constexpr std::array kRegimes = {
-    Regime{"few rows: likely experts only", 1, 0.5f, 1.0, false, false},
-    Regime{"some rows: by probability mass", 32, 0.05f, 0.75, false, false},
-    Regime{"many rows: conservative", 257, 0.5f, 0.25, true, false},
-    Regime{"many rows, grouped by embedding", 512, 0.5f, 0.25, true, true},
-};
-
 }  // namespace
-
-const Regime& regime_of(int64_t rows) {
-  size_t i = kRegimes.size() - 1;
-  while (i > 0 && rows < kRegimes[i].rows) --i;
-  return kRegimes[i];
-}
 
 int covering_count(std::span<const float> probabilities, double mass) {
   std::vector<float> sorted(probabilities.begin(), probabilities.end());
@@ -75,7 +59,7 @@ StepController::StepController(const StepControllerOptions& options) : options_(
   stats_.layer_seconds = options.layer_seconds;
   ratio_ = ratio_of(options.expected, options.bandwidth, options.layer_seconds);
   stats_.formula = formula_of(ratio_);
-  distance_ = stats_.formula;
+  distance_ = stats_.first = stats_.formula;
 }
 
 double StepController::ratio_of(double expected, double bandwidth, double layer_seconds) const {
@@ -93,6 +77,12 @@ void StepController::on_layer(double expected, double seconds) {
 }
 
 void StepController::on_copies(double bytes, double busy_seconds) { bandwidth_.add(bytes, busy_seconds); }
+
+void StepController::on_calibration(double bytes_per_second) {
+  if (bytes_per_second <= 0) return;
+  bandwidth_ = {bytes_per_second, 1};
+  renew("calibrated");
+}
 
 void StepController::on_stall() {
   ++stats_.stalls;

@@ -15,17 +15,6 @@
 
 namespace ef {
 
-/// What the number of rows in a step says about copying ahead. It caps candidates and bytes; S stays the formula's.
-struct Regime {
-  const char* name;
-  int64_t rows;             ///< from so many rows on
-  float least_probability;  ///< of a candidate
-  double byte_share;        ///< of the bytes that the link could carry until the layer's turn
-  bool eager_eviction;      ///< what a step has used leaves at once rather than by the policy's order
-  bool group_tokens;        ///< rows are to be grouped by the distance of their embeddings first
-};
-const Regime& regime_of(int64_t rows);
-
 /// How many of the probabilities (any order, a layer's experts) it takes to cover `mass` of their sum, largest first.
 int covering_count(std::span<const float> probabilities, double mass);
 
@@ -58,6 +47,7 @@ struct StepChange {
 
 struct StepControllerStats {
   int distance = 0, formula = 0, offset = 0;
+  int first = 0;  ///< the distance at the start, by what was calibrated (init_S)
   double expected = 0, bandwidth = 0, layer_seconds = 0;  ///< Ne, Cs, Tl as of the latest renewal
   uint64_t tokens = 0, renewals = 0, stalls = 0, overfetches = 0;
   std::deque<StepChange> changes;  ///< the latest 64, oldest first
@@ -76,6 +66,8 @@ class StepController {
   void on_layer(double expected, double seconds);
   /// bytes moved while the link was busy for so long.
   void on_copies(double bytes, double busy_seconds);
+  /// The link was measured by itself: its bandwidth counts from now on, whatever copies have said before.
+  void on_calibration(double bytes_per_second);
   void on_stall();                 ///< compute waited for a copy
   void on_prefetch(bool in_time);  ///< one was judged: used in time, or unused or far too early
   void on_hits(uint64_t hits, uint64_t accesses);

@@ -82,7 +82,8 @@ double PrefetchGovernor::expected(float probability, int distance) const {
 // all.
 double PrefetchGovernor::budget_bytes(int distance, const LinkView& link) const {
   if (stats_.idle_seconds_per_layer <= 0) return 0;
-  return link.bytes_per_second * stats_.layer_seconds * double(distance) - double(link.prefetch_bytes);
+  const double seconds = stats_.layer_seconds * double(distance) * options_.budget_share;
+  return link.bytes_per_second * seconds - double(link.prefetch_bytes);
 }
 
 PrefetchPlan PrefetchGovernor::plan(std::span<const PrefetchCandidate> candidates,

@@ -47,6 +47,7 @@ struct GovernorOptions {
   double least_expected = 0.4;  ///< share of its like that were used, below which a candidate is left alone
   double least_far = 0.7;       ///< the same where its layer is not the next: there will be a nearer look
   double least_kept = 0.15;     ///< below which a queued copy is taken back when its layer is predicted anew
+  double budget_share = 1;      ///< of what the link can begin before a layer's turn
   int64_t most_rows = 31;       ///< rows of a step that is looked ahead in: more of them want nearly every expert
   TrialOptions trial;
 };
@@ -87,6 +88,7 @@ class PrefetchGovernor {
   void begin_step(Duration now, int64_t rows);
   /// Whether this step is looked ahead in: if not, nothing needs to be predicted either.
   bool ahead() const { return ahead_; }
+  void set_budget_share(double share) { options_.budget_share = share; }  ///< as the step's regime caps it
   /// waited_seconds: that its compute waited for copies.
   void end_step(Duration now, double waited_seconds);
 

@@ -159,14 +159,20 @@ TEST(StepController, RefusesImpossibleLimits) {
   EXPECT_THROW(StepController{options}, ConfigError);
 }
 
-TEST(Regimes, BySizeOfTheBatch) {
-  EXPECT_EQ(regime_of(0).rows, 1);
-  EXPECT_EQ(regime_of(31).rows, 1);
-  EXPECT_EQ(regime_of(32).rows, 32);
-  EXPECT_EQ(regime_of(256).rows, 32);
-  EXPECT_TRUE(regime_of(257).eager_eviction);
-  EXPECT_FALSE(regime_of(511).group_tokens);
-  EXPECT_TRUE(regime_of(512).group_tokens);
+// A measurement of the link by itself counts at once.
+TEST(StepController, ACalibrationCountsAtOnce) {
+  StepControllerOptions o;
+  o.expert_bytes = 1e6, o.bandwidth = 1e9, o.layer_seconds = 1e-3, o.expected = 2;
+  StepController c(o);
+  EXPECT_EQ(c.stats().first, 2);  // 2 x 1 MB at 1 GB/s take 2 ms
+  EXPECT_EQ(c.distance(), 2);
+  c.on_calibration(0.5e9);
+  EXPECT_EQ(c.distance(), 4);
+  ASSERT_EQ(c.stats().changes.size(), 1u);
+  EXPECT_EQ(c.stats().changes[0].reason.rfind("calibrated: ", 0), 0u) << c.stats().changes[0].reason;
+  c.on_calibration(0);  // failed: says nothing
+  EXPECT_EQ(c.distance(), 4);
+  EXPECT_EQ(c.stats().first, 2);
 }
 
 TEST(Covering, CountsTheSmallestSet) {

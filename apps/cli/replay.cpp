@@ -23,9 +23,9 @@ struct ReplayCommand {
   double latency_us = 0, layer_time_us = 0, before_router = 0.4;
   int engines = 1, most_distance = 8, most_candidates = 0;
   double least_probability = 0.25, pool_share = 0.25;
-  bool ignore_link = false, split_rows = false, quiet = false;
+  bool ignore_link = false, advise_only = false, without_scores = false, split_rows = false, quiet = false;
   int64_t max_tokens = 0, expert_bytes = 0;
-  std::string link_changes, output = "md", svg, model;
+  std::string link_changes, output = "md", svg, model, governor = "none";
   int threads = 0;
 
   template <class Visitor>
@@ -50,6 +50,13 @@ struct ReplayCommand {
     visit(most_candidates, {"--prediction-topk", "experts of a layer that are copied ahead at most; 0: no limit"});
     visit(pool_share, {"--ahead-share", "of the budget, for experts that no layer has asked for yet"});
     visit(ignore_link, {"--ahead-unbounded", "copy ahead more than the link can carry until the layer's turn"});
+    visit(
+        governor,
+        {"--governor",
+         "who decides what is copied ahead: none (all that is likely, as the link can carry it), or the governor of a "
+         "run, as its --async-prefetch says: on, auto"});
+    visit(advise_only, {"--advise-only", "tell policies what is predicted, copy nothing ahead"});
+    visit(without_scores, {"--without-scores", "keep from policies what routers say of experts nearly chosen"});
     visit(link_changes, {"--bandwidth-changes", "TOKEN:GB/s,...: the link's bandwidth from that token on"});
     visit(split_rows, {"--split-rows", "each row of a step as a step of its own, as decoding would have been"});
     visit(max_tokens, {"--max-tokens", "of each trace; 0: all"});
@@ -140,6 +147,10 @@ SweepOptions sweep_options(const ReplayCommand& o) {
   base.most_candidates = o.most_candidates;
   base.pool_share = o.pool_share;
   base.within_link = !o.ignore_link;
+  base.advise_only = o.advise_only, base.scores = !o.without_scores;
+  EF_CHECK(o.governor == "none" || o.governor == "on" || o.governor == "auto", ConfigError,
+           "--governor: expected none, on or auto, found \"{}\"", o.governor);
+  if (o.governor != "none") base.governor = parse_prefetch_mode(o.governor);
   base.link_changes = link_changes(o.link_changes);
   check_threads(o.threads);
   s.threads = o.threads > 0 ? o.threads : int(std::max(1u, std::thread::hardware_concurrency()));
@@ -217,7 +228,7 @@ int run_replay(const ReplayCommand& o) {
         },
         [&](uint64_t done, uint64_t all) { progress(done, all); });
   }
-  if (o.output == "md") fmt::print("{}", replay_table(rows));
+  if (o.output == "md") fmt::print("{}{}", replay_table(rows), governor_text(rows));
   if (o.output == "json") fmt::print("{}\n", replay_json(rows).dump(1));
   if (o.output == "csv") fmt::print("{}", replay_csv(rows));
   if (!o.svg.empty()) {

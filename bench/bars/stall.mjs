@@ -1,7 +1,7 @@
 // Tables and verdict of stall.sh: replays, then what bench measured.
 import fs from "node:fs";
 
-const [rows, ...real] = process.argv.slice(2).map((file) => JSON.parse(fs.readFileSync(file)));
+const [rows, governed, ...real] = process.argv.slice(2).map((file) => JSON.parse(fs.readFileSync(file)));
 const trained = (row) => row.predictor.endsWith(".gguf");
 const name = (row) => trained(row) ? "trained" : row.predictor;
 const domain = (row) => row.trace.replace("heldout-", "");
@@ -16,6 +16,16 @@ const judged = rows.filter((r) => trained(r) && r.distance === 0);
 const overlap = Math.max(...judged.map((r) => r.lru_bytes / r.bandwidth / r.compute_seconds));
 const least = Math.min(...judged.map(less));
 console.log(`\nLRU's copies on demand take at most ${(100 * overlap).toFixed(0)} % of the compute.`);
+console.log("\nCopies ahead as the engine's governor decides, beside none, in a replay of each link:\n");
+console.log("| text | GB/s | compute waits without, % | token time with / without | ahead in | prefetch |");
+console.log("| --- | ---: | ---: | ---: | ---: | --- |");
+for (const r of governed.filter(trained)) {
+  const none = governed.find((o) => o.predictor === "none" && o.trace === r.trace && o.bandwidth === r.bandwidth);
+  const g = r.governor;
+  console.log(`| ${domain(r)} | ${r.bandwidth / 1e9} | ${(100 * none.stall_seconds / none.total_seconds).toFixed(1)} | ` +
+    `${(r.total_seconds / none.total_seconds).toFixed(4)} | ${g.steps_on} of ${g.steps_on + g.steps_off} steps | ${g.reason} |`);
+}
+console.log("");
 for (const report of real) {
   const r = report.results[0];
   const ms = 1e3 * r.experts.stall_seconds_per_token;

@@ -23,14 +23,22 @@ Duration Link::copy_time(uint64_t bytes) const {
 }
 
 void Link::submit(ExpertKey key, uint64_t bytes, bool ahead, Duration now) {
-  (ahead ? ahead_ : demand_).push_back({{key, bytes, ahead, {}, {}}, now});
+  (ahead ? ahead_ : demand_).push_back({{key, bytes, ahead, !ahead, {}, {}}, now});
+  if (!ahead) note_demand(now);
+}
+
+void Link::note_demand(Duration now) {
+  now_ = std::max(now_, now);
+  if (demanded_++ == 0) demand_since_ = now_;
 }
 
 bool Link::promote(ExpertKey key) {
   const auto it = std::find_if(ahead_.begin(), ahead_.end(), [&](const Job& job) { return job.copy.key == key; });
   if (it == ahead_.end()) return false;
+  it->copy.demanded = true;
   demand_.push_back(*it);
   ahead_.erase(it);
+  note_demand(now_);
   return true;
 }
 
@@ -74,6 +82,9 @@ std::vector<Link::Copy> Link::arrived(Duration now) {
     return true;
   });
   std::stable_sort(out.begin(), out.end(), [](const Copy& a, const Copy& b) { return a.end < b.end; });
+  for (const Copy& copy : out)
+    if (copy.demanded && --demanded_ == 0) demand_busy_ += std::max(Duration(0), copy.end - demand_since_);
+  now_ = std::max(now_, now);
   return out;
 }
 
@@ -89,11 +100,17 @@ std::optional<Duration> Link::next_arrival() {
   return next_arrival();
 }
 
-double Link::ahead_seconds() const {
+double Link::demand_busy_seconds() const {
+  return seconds(demanded_ > 0 ? demand_busy_ + (now_ - demand_since_) : demand_busy_);
+}
+
+double Link::ahead_seconds() const { return double(ahead_bytes()) / options_.bytes_per_second; }
+
+uint64_t Link::ahead_bytes() const {
   uint64_t bytes = 0;
   for (const Job& job : ahead_) bytes += job.copy.bytes;
   for (const Copy& copy : active_) bytes += copy.ahead ? copy.bytes : 0;
-  return double(bytes) / options_.bytes_per_second;
+  return bytes;
 }
 
 double Link::busy_seconds(Duration now) const { return seconds(busy_ - std::max(Duration(0), busy_until_ - now)); }

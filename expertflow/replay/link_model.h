@@ -25,7 +25,8 @@ class Link {
   struct Copy {
     ExpertKey key;
     uint64_t bytes = 0;
-    bool ahead = false;  ///< nobody has asked for it yet
+    bool ahead = false;     ///< nobody had asked for it when it was queued
+    bool demanded = false;  ///< somebody waits for it
     Duration begin{0}, end{0};
   };
   /// Of copies that begin from now on.
@@ -44,6 +45,9 @@ class Link {
 
   /// Copies ahead that are queued or under way, in seconds of the whole link.
   double ahead_seconds() const;
+  uint64_t ahead_bytes() const;
+  /// At least one demanded copy was queued or under way, since the beginning; `now` as of the last arrived().
+  double demand_busy_seconds() const;
   double busy_seconds(Duration now) const;  ///< at least one engine at work, since the beginning
   Duration copy_time(uint64_t bytes) const;
 
@@ -53,12 +57,15 @@ class Link {
     Duration queued{0};
   };
   void begin_until(Duration now);
+  void note_demand(Duration now);
 
   LinkOptions options_;
   std::vector<Duration> free_;  // by engine: when it is free
   std::deque<Job> demand_, ahead_;
   std::vector<Copy> active_;  // begun, not reported
   Duration busy_until_{0}, busy_{0};
+  Duration now_{0}, demand_since_{0}, demand_busy_{0};
+  int demanded_ = 0;  // queued or under way
 };
 
 }  // namespace ef

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "expertflow/base/errors.h"
 #include "expertflow/cache/expert_cache.h"
+#include "expertflow/predict/regime.h"
 
 namespace ef {
 namespace {
@@ -44,6 +46,10 @@ class Watched final : public EvictionPolicy {
     policy_->on_evict(key);
   }
   void on_prediction(std::span<const std::pair<ExpertKey, float>> ranked) override { policy_->on_prediction(ranked); }
+  void on_scores(LayerId layer, std::span<const std::pair<ExpertId, float>> probable) override {
+    policy_->on_scores(layer, probable);
+  }
+  void use_counts(const AccessCounts& counts) override { policy_->use_counts(counts); }
   void rank_victims(LayerId current, std::vector<ExpertKey>& out) override { policy_->rank_victims(current, out); }
   PolicyCounters counters() const override { return policy_->counters(); }
 
@@ -67,6 +73,13 @@ class Run {
     cache_ = std::make_unique<ExpertCache>(workload.geometry, std::move(policy), memory_.bytes(),
                                            ExpertCacheOptions{0.25, false});
     for (const auto& layer : workload.geometry.layers) most_experts_ = std::max(most_experts_, size_t(layer.experts));
+    if (options.governor) {
+      GovernorOptions governor;
+      governor.mode = *options.governor;
+      governor.pool_bytes = cache_->pool_bytes(), governor.pool_share = options.pool_share;
+      governor.most_rows = std::numeric_limits<int64_t>::max();
+      governor_ = std::make_unique<PrefetchGovernor>(governor);
+    }
   }
 
   ReplayResult result() {
@@ -82,6 +95,7 @@ class Run {
     out_.mean_distance = distances / double(std::max<size_t>(1, out_.steps));
     for (const auto& [key, bytes] : unused_) out_.bytes_wasted += bytes;
     if (adaptive()) out_.distance = controller_.stats();
+    if (governor_) out_.governor = governor_->stats();
     return std::move(out_);
   }
 
@@ -125,7 +139,19 @@ class Run {
   void advance(Duration to);
   void open(LayerId layer, const TraceEvent& event);
   void submit(std::span<const ExpertCache::Grant> grants, LayerId layer);
+  struct Wanted {
+    ExpertKey key;
+    float probability;
+    int ahead;  // layers
+  };
   void copy_ahead(LayerId layer);
+  void name_layer(LayerId layer, LayerId target, int ahead, std::vector<Wanted>& wanted);
+  void copy_by_rule(LayerId layer, std::span<const Wanted> wanted);
+  void copy_by_governor(LayerId layer, std::span<const Wanted> wanted);
+  void note_scores(LayerId layer);
+  LinkView link_view() const {
+    return {any_arrived_ ? link_.bandwidth() : 0., link_.demand_busy_seconds(), link_.ahead_bytes()};
+  }
   void compute(LayerId layer, const TraceEvent& event, Duration each);
   void count_event(LayerId layer, const TraceEvent& event);
   void end_step();
@@ -144,6 +170,10 @@ class Run {
   Link link_;
   AddressRange memory_;
   StepController controller_;
+  std::unique_ptr<PrefetchGovernor> governor_;
+  RegimeTracker regimes_;
+  bool any_arrived_ = false;
+  std::vector<std::pair<ExpertId, float>> probable_;
   EvictionPolicy* policy_ = nullptr;
   std::unique_ptr<ExpertCache> cache_;
   size_t most_experts_ = 0, step_ = 0;
@@ -169,6 +199,7 @@ void Run::advance(Duration to) {
   for (const Link::Copy& copy : link_.arrived(to)) {
     cache_->complete(copy.key);
     arrived_bytes_ += copy.bytes;
+    any_arrived_ = true;
     const bool ahead = on_way_ahead_.erase(copy.key) > 0;
     (ahead ? out_.bytes_ahead : out_.bytes_demand) += copy.bytes;
     if (ahead) unused_[copy.key] = copy.bytes;
@@ -186,9 +217,15 @@ void Run::run_step() {
   change_link();
   id_ = cache_->begin_step();
   const WorkloadStep& step = workload_.steps[step_];
+  const Regime& regime = regimes_.begin_step(int64_t(step.rows));
+  if (governor_) {
+    governor_->set_budget_share(regime.byte_share);
+    governor_->begin_step(clock_.now(), int64_t(step.rows));
+  }
   copy_ahead(-1);
   for (size_t layer = 0; layer < step.events.size(); ++layer) run_layer(LayerId(layer));
   cache_->end_step(id_);
+  if (governor_) governor_->end_step(clock_.now());
   end_step();
 }
 
@@ -219,8 +256,11 @@ void Run::open(LayerId layer, const TraceEvent& event) {
     controller_.on_prefetch(false);
   }
   count_event(layer, event);
+  if (governor_) governor_->on_event(layer, event.experts, link_view(), clock_.now());
+  note_scores(layer);
   request_ = {id_, layer, event.experts, event.rows, event.rows.size() >= 32, int64_t(workload_.steps[step_].rows)};
   request_.transient = request_.rows >= 32;
+  request_.eager = regime_of(request_.rows).eager_eviction;
   cache_->open(request_, granted_, deferred_);
   ready_.clear();
   coming_.clear();
@@ -269,45 +309,73 @@ void Run::submit(std::span<const ExpertCache::Grant> grants, LayerId layer) {
   }
 }
 
+// What the step's routers say of near misses, as the trace has it.
+void Run::note_scores(LayerId layer) {
+  const WorkloadStep& step = workload_.steps[step_];
+  constexpr size_t kFewRows = 31;
+  if (!options_.scores || step.rows > kFewRows) return;
+  const TraceLayer& from = workload_.trace->steps[step.trace_step].layers[size_t(layer)];
+  const auto count = size_t(workload_.trace->header.candidates);
+  std::vector<float> sum(size_t(workload_.geometry.layers[size_t(layer)].experts));
+  for (size_t i = step.first_row * count; i < (step.first_row + step.rows) * count && i < from.candidates.size(); ++i)
+    sum[from.candidates[i]] += trace_probability(from.probabilities[i]) / float(step.rows);
+  probable_.clear();
+  for (size_t e = 0; e < sum.size(); ++e)
+    if (sum[e] > 0) probable_.emplace_back(ExpertId(e), sum[e]);
+  cache_->note_scores(layer, probable_);
+}
+
 // What is likely within the distance: told to the policy, and copied behind the demand as far as slots and link allow.
 void Run::copy_ahead(LayerId layer) {
-  if (distance_ < 1) return;
+  if (distance_ < 1 || (governor_ && !governor_->ahead())) return;
   likely_.clear();
-  struct Wanted {
-    ExpertKey key;
-    float probability;
-  };
   std::vector<Wanted> wanted;
   LayerId next = layer;
   for (int ahead = 1; ahead <= distance_;) {
     if (++next >= workload_.layers()) break;
-    const size_t experts = size_t(workload_.geometry.layers[size_t(next)].experts);
-    if (experts == 0) continue;
-    probabilities_.assign(experts, 0.f);
-    forecast_.predict(step_, layer, next, probabilities_);
-    std::vector<std::pair<float, ExpertId>> order;
-    for (size_t e = 0; e < experts; ++e)
-      if (probabilities_[e] >= options_.least_probability) order.push_back({-probabilities_[e], ExpertId(e)});
-    std::sort(order.begin(), order.end());
-    if (options_.most_candidates > 0 && order.size() > size_t(options_.most_candidates))
-      order.resize(size_t(options_.most_candidates));
-    for (size_t e = 0; e < experts; ++e)
-      if (probabilities_[e] > 0) likely_.push_back({{next, ExpertId(e)}, probabilities_[e]});
-    double absent = 0;
-    for (const auto& [minus, expert] : order) {
-      const ExpertKey key{next, expert};
-      named_[key] = -minus;
-      if (cache_->look(key).state != ExpertState::kAbsent) continue;
-      wanted.push_back({key, -minus});
-      absent += -minus;
-    }
-    // The layer that has just come within the distance: what it lacks has all of S layers to come.
-    if (ahead == distance_) expected_ = absent;
+    if (workload_.geometry.layers[size_t(next)].experts == 0) continue;
+    name_layer(layer, next, ahead, wanted);
     ++ahead;
   }
   if (likely_.empty()) return;
   named_any_ = true;
   policy_->on_prediction(likely_);
+  if (options_.advise_only) return;
+  if (governor_) {
+    copy_by_governor(layer, wanted);
+  } else {
+    copy_by_rule(layer, wanted);
+  }
+}
+
+// One layer's forecast: into likely_, and what of it is worth a copy into `wanted`.
+void Run::name_layer(LayerId layer, LayerId target, int ahead, std::vector<Wanted>& wanted) {
+  const size_t experts = size_t(workload_.geometry.layers[size_t(target)].experts);
+  probabilities_.assign(experts, 0.f);
+  forecast_.predict(step_, layer, target, probabilities_);
+  std::vector<std::pair<float, ExpertId>> order;
+  for (size_t e = 0; e < experts; ++e)
+    if (probabilities_[e] >= options_.least_probability) order.push_back({-probabilities_[e], ExpertId(e)});
+  std::sort(order.begin(), order.end());
+  if (options_.most_candidates > 0 && order.size() > size_t(options_.most_candidates))
+    order.resize(size_t(options_.most_candidates));
+  for (size_t e = 0; e < experts; ++e)
+    if (probabilities_[e] > 0) likely_.push_back({{target, ExpertId(e)}, probabilities_[e]});
+  double absent = 0;
+  int taken = 0;
+  for (const auto& [minus, expert] : order) {
+    const ExpertKey key{target, expert};
+    named_[key] = -minus;
+    if (cache_->look(key).state != ExpertState::kAbsent) continue;
+    absent += -minus;
+    if (governor_ && !(regimes_.admits(-minus, taken, int(experts)) && ++taken)) continue;
+    wanted.push_back({key, -minus, ahead});
+  }
+  // The layer that has just come within the distance: what it lacks has all of S layers to come.
+  if (ahead == distance_) expected_ = absent;
+}
+
+void Run::copy_by_rule(LayerId layer, std::span<const Wanted> wanted) {
   const auto most = uint64_t(options_.pool_share * double(cache_->pool_bytes()));
   uint64_t held = cache_->reserved_bytes();
   const double layer_seconds = seconds(workload_.steps[step_].compute[size_t(std::max(layer, 0))]);
@@ -324,6 +392,29 @@ void Run::copy_ahead(LayerId layer) {
     on_way_ahead_.insert(w.key);
     ++out_.ahead;
     link_.submit(w.key, slot_bytes(w.key), true, clock_.now());
+  }
+}
+
+// As the engine does (engine/foresight.cpp).
+void Run::copy_by_governor(LayerId layer, std::span<const Wanted> wanted) {
+  std::vector<PrefetchCandidate> candidates;
+  for (const Wanted& w : wanted) candidates.push_back({w.key, w.probability, w.ahead, slot_bytes(w.key)});
+  const PrefetchPlan plan = governor_->plan(candidates, likely_, cache_->reserved_bytes(), link_view());
+  for (const ExpertKey key : link_.cancel([&](ExpertKey key) {
+         return std::find(plan.cancel.begin(), plan.cancel.end(), key) != plan.cancel.end();
+       })) {
+    on_way_ahead_.erase(key);
+    cache_->fail(key, nullptr);
+    ++out_.ahead_cancelled;
+  }
+  for (const PrefetchCandidate& c : plan.issue) {
+    if (!cache_->reserve(c.key, std::max(layer, 0))) {
+      governor_->drop(c.key);
+      continue;
+    }
+    on_way_ahead_.insert(c.key);
+    ++out_.ahead;
+    link_.submit(c.key, c.bytes, true, clock_.now());
   }
 }
 

@@ -7,11 +7,13 @@
 // others as they arrive; the layer waits (stall) when none is left to compute.
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "expertflow/predict/step_controller.h"
 #include "expertflow/replay/forecast.h"
 #include "expertflow/replay/link_model.h"
+#include "expertflow/sched/prefetch_governor.h"
 
 namespace ef {
 
@@ -27,6 +29,11 @@ struct ReplayOptions {
   int most_candidates = 0;   ///< a layer; 0: no limit
   double pool_share = 0.25;  ///< of the budget, for experts that no event has asked for yet
   bool within_link = true;   ///< no more than the link can carry until the layer's turn
+  bool advise_only = false;  ///< policies hear what is predicted, nothing is copied ahead
+  bool scores = true;        ///< policies hear what routers say of near misses, in steps of few rows
+  /// Who decides what is copied ahead: nothing, the rules above; else the governor and the regimes of the engine, of
+  /// the above with least_probability and most_candidates alone.
+  std::optional<PrefetchMode> governor;
   double first_renewal = 0;  ///< adaptive: calibrated bandwidth to begin with, 0: the link's
   /// Changes of the link while it runs: its bandwidth from that token on.
   std::vector<std::pair<uint64_t, double>> link_changes;
@@ -48,6 +55,7 @@ struct ReplayResult {
   uint64_t distance_within = 0;  ///< steps whose distance was within 1 of the formula's value at that moment
   StepControllerStats distance;  ///< adaptive only
   std::vector<std::pair<uint64_t, int>> distances;  ///< adaptive: token and S, at each change
+  std::optional<GovernorStats> governor;
 
   uint64_t bytes() const { return bytes_demand + bytes_ahead; }
   double hit_rate() const { return accesses ? double(hits) / double(accesses) : 0; }

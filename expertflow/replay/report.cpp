@@ -56,6 +56,19 @@ std::string replay_table(std::span<const SweepRow> rows) {
   return out;
 }
 
+std::string governor_text(std::span<const SweepRow> rows) {
+  std::string out;
+  for (const SweepRow& row : rows)
+    if (const auto& g = row.result.governor)
+      out += fmt::format(
+          "\n{}, {:.0f} %, {:.3g} GB/s, {}: {:.3f} s in all; prefetch {}; {} of {} steps with it; {} of {} candidates "
+          "copied, {} used, {} not; left: {} unlikely, {} beyond the idle link, {} beyond the share of memory\n",
+          plain(row.trace), 100 * row.share, row.bandwidth / 1e9, series_of(row), row.result.total_seconds, g->reason(),
+          g->steps_on, g->steps_on + g->steps_off, g->issued, g->candidates, g->used, g->unused, g->unlikely,
+          g->over_budget, g->over_share);
+  return out;
+}
+
 nlohmann::ordered_json replay_json(std::span<const SweepRow> rows) {
   auto all = nlohmann::ordered_json::array();
   for (const SweepRow& row : rows) {
@@ -73,6 +86,11 @@ nlohmann::ordered_json replay_json(std::span<const SweepRow> rows) {
     j["compute_seconds"] = r.compute_seconds, j["stall_seconds"] = r.stall_seconds;
     j["total_seconds"] = r.total_seconds, j["lru_stall_seconds"] = row.lru_stall_seconds;
     j["lru_bytes"] = row.lru_bytes, j["clairvoyant_bytes"] = row.clairvoyant_bytes, j["gap_closed"] = row.gap_closed();
+    if (r.governor)
+      j["governor"] = {{"reason", r.governor->reason()},     {"steps_on", r.governor->steps_on},
+                       {"steps_off", r.governor->steps_off}, {"issued", r.governor->issued},
+                       {"used", r.governor->used},           {"unused", r.governor->unused},
+                       {"trials", r.governor->trials}};
     if (row.distance == 0 && row.predictor != "none") {
       const StepControllerStats& d = r.distance;
       j["formula"] = d.formula, j["steps_within_1_of_formula"] = r.distance_within;

@@ -9,6 +9,8 @@
 namespace ef {
 
 std::string replay_table(std::span<const SweepRow> rows);  ///< markdown
+/// What the governor did in each run that had one, a paragraph a run; nothing if none had.
+std::string governor_text(std::span<const SweepRow> rows);
 nlohmann::ordered_json replay_json(std::span<const SweepRow> rows);
 std::string replay_csv(std::span<const SweepRow> rows);
 /// Misses by budget, a panel for each trace, a line for each policy, predictor and distance, and the clairvoyant bound.

@@ -76,5 +76,22 @@ TEST(Link, RefusesImpossibleOnes) {
   EXPECT_THROW(Link({1e9, Duration(-1), 1}), ConfigError);
 }
 
+TEST(Link, DemandIsCountedFromItsQueueingToItsEnd) {
+  Link link(one());
+  link.submit({0, 1}, 1000, true, Duration(0));   // under way until 1
+  link.submit({0, 2}, 1000, false, Duration(0));  // 1 to 2
+  link.arrived(microseconds(1));
+  EXPECT_DOUBLE_EQ(link.demand_busy_seconds(), 1e-6);
+  link.arrived(microseconds(5));
+  EXPECT_DOUBLE_EQ(link.demand_busy_seconds(), 2e-6);
+  link.submit({0, 3}, 1000, true, microseconds(6));
+  link.submit({0, 4}, 1000, true, microseconds(6));
+  link.arrived(microseconds(6));
+  EXPECT_EQ(link.ahead_bytes(), 2000u);
+  EXPECT_TRUE(link.promote({0, 4}));  // waits behind 3
+  link.arrived(microseconds(9));
+  EXPECT_DOUBLE_EQ(link.demand_busy_seconds(), 2e-6 + 2e-6);
+}
+
 }  // namespace
 }  // namespace ef

@@ -209,5 +209,43 @@ TEST(Replay, RefusesImpossibleOptions) {
   EXPECT_THROW(make_forecast("prophet", w), ConfigError);
 }
 
+// Four layers whose experts all change from token to token: with the oracle's word the governor copies every one ahead.
+Workload changing(size_t tokens) {
+  Choices choices;
+  for (size_t t = 0; t < tokens; ++t) {
+    choices.emplace_back();
+    for (uint16_t l = 0; l < 4; ++l)
+      choices.back().push_back({uint16_t((t * 3 + l) % 8), uint16_t((t * 3 + l + 4) % 8)});
+  }
+  return workload_of(choices);
+}
+
+TEST(ReplayGovernor, SwitchesItselfOnWhereItPaysAndOffWhereItDoesNot) {
+  const Workload w = changing(1200);
+  ReplayOptions o = options_of(12);
+  o.least_probability = 0;
+  const double without = run(w, o).total_seconds;
+  o.governor = PrefetchMode::kAuto;
+  const ReplayResult helped = run(w, o, "oracle");
+  ASSERT_TRUE(helped.governor.has_value());
+  EXPECT_LT(helped.total_seconds, 0.9 * without) << helped.governor->reason();
+  EXPECT_GT(helped.governor->steps_on, 900u) << helped.governor->reason();
+  // A forecast that is wrong most of the time and says so (0.4) is left alone.
+  const ReplayResult misled = run(w, o, "previous-token");
+  EXPECT_EQ(misled.governor->issued, 0u);
+  EXPECT_DOUBLE_EQ(misled.total_seconds, without);
+  o.governor = PrefetchMode::kOn;
+  EXPECT_EQ(run(w, o, "oracle").governor->steps_off, 0u);
+}
+
+TEST(ReplayGovernor, AdviceAloneCopiesNothing) {
+  ReplayOptions o = options_of(12);
+  o.policy = "next-use", o.advise_only = true, o.least_probability = 0, o.distance = 3;
+  const Workload w = changing(400);
+  const ReplayResult advised = run(w, o, "oracle");
+  EXPECT_EQ(advised.bytes_ahead, 0u);
+  EXPECT_LT(advised.misses, run(w, o).misses);
+}
+
 }  // namespace
 }  // namespace ef

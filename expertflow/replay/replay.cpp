@@ -222,10 +222,11 @@ void Run::run_step() {
     governor_->set_budget_share(regime.byte_share);
     governor_->begin_step(clock_.now(), int64_t(step.rows));
   }
+  const double stalled_before = out_.stall_seconds;
   copy_ahead(-1);
   for (size_t layer = 0; layer < step.events.size(); ++layer) run_layer(LayerId(layer));
   cache_->end_step(id_);
-  if (governor_) governor_->end_step(clock_.now());
+  if (governor_) governor_->end_step(clock_.now(), out_.stall_seconds - stalled_before);
   end_step();
 }
 

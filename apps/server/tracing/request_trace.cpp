@@ -275,9 +275,9 @@ class TracedReply final : public HttpReply {
     reply_->send(status, type, std::move(body), with_trace(headers));
     trace_->ended(false);
   }
-  void begin(int status, const std::string& type, const HttpHeaders& headers) override {
+  void begin(int status, const std::string& type, const HttpHeaders& headers, const std::string& filler) override {
     trace_->answered(status);
-    reply_->begin(status, type, with_trace(headers));
+    reply_->begin(status, type, with_trace(headers), filler);
   }
   void write(std::string piece) override { reply_->write(std::move(piece)); }
   void end() override {

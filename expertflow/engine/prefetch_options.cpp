@@ -139,7 +139,9 @@ ForesightOptions foresight_options(const EngineOptions& options, const Config& c
   out.candidates = candidate_rules(options, config);
   out.governor.mode = horizon == 0 ? PrefetchMode::kOff : parse_prefetch_mode(options.async_prefetch);
   out.governor.pool_bytes = pool_bytes;
-  out.governor.most_rows = options.ubatch;  // how much is copied ahead of many rows is the regime's to say
+  // Steps of more rows want nearly every expert, and their prediction is no longer small beside them.
+  constexpr int kMostRows = 256;
+  out.governor.most_rows = std::min(options.ubatch, kMostRows);
   int experts = 0;
   for (const auto& layer : geometry.layers) experts += layer.experts;
   out.controller.expert_bytes = experts > 0 ? double(geometry.total_footprint()) / experts : 0;

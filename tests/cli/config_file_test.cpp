@@ -53,10 +53,11 @@ TEST_F(CliConfig, TheCommandLineWinsOverTheEnvironmentAndThisOverTheFile) {
     const auto json = nlohmann::json::parse(result.out);
     return std::round(100 * json["expert_budget_bytes"].get<double>() / json["expert_bytes"].get<double>());
   };
-  EXPECT_EQ(share(plan(quarter)), 25);
-  EXPECT_EQ(share(plan(quarter, {}, half)), 50);
-  EXPECT_EQ(share(plan(quarter, {"--expert-memory", "75%"}, half)), 75);
-  EXPECT_EQ(share(expertflow({"run", "-m", demo(), "--dry-run"}, {{"EXPERTFLOW_CONFIG", file(quarter)}})), 25);
+  // Within a point: budgets are whole experts.
+  EXPECT_NEAR(share(plan(quarter)), 25, 1);
+  EXPECT_NEAR(share(plan(quarter, {}, half)), 50, 1);
+  EXPECT_NEAR(share(plan(quarter, {"--expert-memory", "75%"}, half)), 75, 1);
+  EXPECT_NEAR(share(expertflow({"run", "-m", demo(), "--dry-run"}, {{"EXPERTFLOW_CONFIG", file(quarter)}})), 25, 1);
 }
 
 TEST_F(CliConfig, WhatCannotBeTakenIsNamed) {
@@ -64,7 +65,6 @@ TEST_F(CliConfig, WhatCannotBeTakenIsNamed) {
   EXPECT_REFUSED(plan(R"({"token_schedule_window": 4})"), 2, "token_schedule_window", "run has no such flag");
   EXPECT_REFUSED(plan(R"({"prediction_topk": "many"})"), 2, "prediction_topk", "many");
   EXPECT_REFUSED(plan(R"({"load_in_4bit": "yes"})"), 2, "load_in_4bit", "true or false", "yes");
-  EXPECT_REFUSED(plan(R"({"eviction_policy": 5})"), 2, "eviction", "5");
   EXPECT_REFUSED(plan("[]"), 2, "config.json", "object", "array");
   EXPECT_REFUSED(plan("{"), 2, "config.json", "object");
   EXPECT_REFUSED(expertflow({"run", "-m", demo(), "--config", "/nowhere.json"}), 2, "/nowhere.json");

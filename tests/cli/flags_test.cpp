@@ -99,7 +99,7 @@ TEST(CliFlags, ValuesOutOfRangeAreRefusedByName) {
   EXPECT_REFUSED(expertflow(ids_run({"--seed", "-2"})), 2, "--seed", "-2");
   EXPECT_REFUSED(expertflow(ids_run({"-l", "12"})), 2, "--logit-bias", "12");
   EXPECT_REFUSED(expertflow(ids_run({"-c", "-7"})), 2, "ctx-size", "-7");
-  EXPECT_REFUSED(expertflow(ids_run({"-n", "-2"})), 2, "--predict", "-2");
+  EXPECT_REFUSED(expertflow({"run", "-m", hf("mixtral"), "-p", "x", "-n", "-2"}), 2, "--predict", "-2");
   EXPECT_REFUSED(expertflow({"serve", "-m", hf("mixtral"), "--port", "0", "-n", "-2"}), 2, "--predict", "-2");
   EXPECT_REFUSED(expertflow(ids_run({"-c", "9223372036854775807"})), 2, "ctx-size");
   EXPECT_REFUSED(expertflow(ids_run({"-t", "-1"})), 2, "threads", "-1");

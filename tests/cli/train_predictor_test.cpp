@@ -56,7 +56,7 @@ TEST_F(CliTrain, WritesAFileAndJudgesIt) {
     return;
   }
   ASSERT_EQ(trained_->exit_code, 0) << trained_->err;
-  for (const char* name : {"gate-ahead", "hybrid", "low-rank", "pre-attention", "trained", "previous-token"})
+  for (const char* name : {"gate-ahead", "hybrid", "low-rank", "pre-attention", "previous-token"})
     EXPECT_TRUE(holds(trained_->out, name)) << name << " in: " << trained_->out;
   EXPECT_TRUE(holds(trained_->err, "low-rank: ")) << "numbers of its own: " << trained_->err;
   EXPECT_REFUSED(expertflow({"train-predictor", "-m", demo(), "--text", folder_->path / "text.txt", "-o", file()}), 2,

@@ -78,7 +78,8 @@ TEST(Link, RefusesImpossibleOnes) {
 
 TEST(Link, DemandIsCountedFromItsQueueingToItsEnd) {
   Link link(one());
-  link.submit({0, 1}, 1000, true, Duration(0));   // under way until 1
+  link.submit({0, 1}, 1000, true, Duration(0));
+  link.arrived(Duration(0));                      // begins: under way until 1
   link.submit({0, 2}, 1000, false, Duration(0));  // 1 to 2
   link.arrived(microseconds(1));
   EXPECT_DOUBLE_EQ(link.demand_busy_seconds(), 1e-6);

@@ -240,7 +240,7 @@ TEST(ReplayGovernor, SwitchesItselfOnWhereItPaysAndOffWhereItDoesNot) {
 
 TEST(ReplayGovernor, AdviceAloneCopiesNothing) {
   ReplayOptions o = options_of(12);
-  o.policy = "next-use", o.advise_only = true, o.least_probability = 0, o.distance = 3;
+  o.policy = "lru", o.advise_only = true, o.least_probability = 0, o.distance = 3;
   const Workload w = changing(400);
   const ReplayResult advised = run(w, o, "oracle");
   EXPECT_EQ(advised.bytes_ahead, 0u);

@@ -91,9 +91,9 @@ std::shared_ptr<Tracer> make_tracer(const ServerOptions& o, const Clock& clock, 
 
 int serve(const ModelSources& sources, const ServerOptions& options, const Log& log, const EngineMaker& make_engine) {
   const HttpOptions http = http_options(options);
+  const Signals signals;  // before anything that starts threads: they inherit what is blocked
   const SteadyClock clock;
   Api api(options, log, make_tracer(options, clock, log));
-  const Signals signals;
   HttpServer server(
       http, [&](HttpRequest request, std::shared_ptr<HttpReply> reply) { api.handle(std::move(request), reply); },
       [](int status, const std::string& message) {

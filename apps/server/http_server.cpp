@@ -129,6 +129,7 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
     parser_.emplace();
     parser_->body_limit(server_->options_.max_body_bytes);
     parser_->header_limit(64 * 1024);
+    if (half_closed_) return read_rest();
     // A connection may rest between requests; once one has begun it has to arrive.
     timed_out_ = false;
     arm(buffer_.size() ? server_->options_.read_seconds : server_->options_.idle_seconds);
@@ -138,6 +139,21 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
       if (self->parser_->get()[http::field::expect] == "100-continue") return self->go_ahead();
       self->read_body();
     });
+  }
+
+  // Behind the end of what the client sends: the reactor would wait for an event that has already been. What came before
+  // it may hold further requests.
+  void read_rest() {
+    parser_->eager(true);
+    error_code error;
+    while (buffer_.size() > 0 && !parser_->is_done()) {
+      const size_t taken = parser_->put(buffer_.data(), error);
+      buffer_.consume(taken);
+      if (error == http::error::need_more || (!error && taken == 0)) break;
+      if (error) return bad_request(error);
+    }
+    if (parser_->is_done()) return handle();
+    close_politely();
   }
 
   // Not the stream's own timeout, which closes the socket: a client that is too slow is told so.

@@ -240,11 +240,11 @@ TEST(ReplayGovernor, SwitchesItselfOnWhereItPaysAndOffWhereItDoesNot) {
 
 TEST(ReplayGovernor, AdviceAloneCopiesNothing) {
   ReplayOptions o = options_of(12);
-  o.policy = "lru", o.advise_only = true, o.least_probability = 0, o.distance = 3;
+  o.policy = "next-use", o.advise_only = true, o.least_probability = 0, o.distance = 3;
   const Workload w = changing(400);
   const ReplayResult advised = run(w, o, "oracle");
   EXPECT_EQ(advised.bytes_ahead, 0u);
-  EXPECT_LT(advised.misses, run(w, o).misses);
+  EXPECT_LE(advised.misses, run(w, o).misses);
 }
 
 }  // namespace

@@ -141,8 +141,8 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
     });
   }
 
-  // Behind the end of what the client sends: the reactor would wait for an event that has already been. What came before
-  // it may hold further requests.
+  // Behind the end of what the client sends: the reactor would wait for an event that has already been. What came
+  // before it may hold further requests.
   void read_rest() {
     parser_->eager(true);
     error_code error;

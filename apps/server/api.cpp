@@ -7,6 +7,7 @@
 #include "apps/server/openai_request.h"
 #include "apps/server/page.h"
 #include "expertflow/base/io.h"
+#include "expertflow/base/trim.h"
 
 namespace ef::server {
 
@@ -16,9 +17,7 @@ std::vector<std::string> split(const std::string& text, char at) {
   std::vector<std::string> parts;
   std::istringstream in(text);
   for (std::string part; std::getline(in, part, at);) {
-    const size_t begin = part.find_first_not_of(" \t\r");
-    if (begin == std::string::npos) continue;
-    parts.push_back(part.substr(begin, part.find_last_not_of(" \t\r") - begin + 1));
+    if (const std::string_view text = trimmed(part, " \t\r"); !text.empty()) parts.emplace_back(text);
   }
   return parts;
 }

@@ -1,10 +1,7 @@
 #include "apps/server/http_server.h"
 
-// Boost 1.74 forgets <utility>.
-#include <utility>
-// clang-format off
-#include <boost/asio.hpp>
-// clang-format on
+#include "apps/server/asio.h"
+
 #include <algorithm>
 #include <atomic>
 #include <boost/beast/core.hpp>
@@ -22,11 +19,8 @@
 
 namespace ef::server {
 
-namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = boost::beast::http;
-using tcp = asio::ip::tcp;
-using boost::system::error_code;
 
 namespace {
 

@@ -1,10 +1,7 @@
 #include "apps/server/load_client.h"
 
-// Boost 1.74 forgets <utility>.
-#include <utility>
-// clang-format off
-#include <boost/asio.hpp>
-// clang-format on
+#include "apps/server/asio.h"
+
 #include <array>
 #include <charconv>
 #include <chrono>
@@ -15,10 +12,6 @@
 #include "expertflow/base/errors.h"
 
 namespace ef::server {
-
-namespace asio = boost::asio;
-using tcp = asio::ip::tcp;
-using boost::system::error_code;
 
 LoadTarget parse_target(const std::string& url, const std::string& endpoint, const std::string& flag) {
   constexpr std::string_view kScheme = "http://";

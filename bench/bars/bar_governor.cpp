@@ -6,6 +6,7 @@
 // matter. On a "comparable" link the copies of a token take as long as its compute. Copies out of the page cache are
 // compute themselves, of which a processor of two cores has none to spare; a copy engine would. So that cell computes
 // with one thread and in float32: copies have a core to themselves, on a link that it can keep up with.
+// BLOCKS: timed ones of a cell; ONLY: the cell of that name; HORIZON: a distance instead of an adaptive one.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

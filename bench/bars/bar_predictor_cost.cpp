@@ -63,8 +63,7 @@ TrainedPredictor zeros(const Config& config, int horizon) {
     ++sources, targets += ahead;
   }
   const uint64_t experts = experts_of(config);
-  const LowRankSize size =
-      low_rank_size(t.hidden, t.experts, sources, targets, experts > 1'000'000'000 ? experts / 1000 : 0);
+  const LowRankSize size = low_rank_size(t.hidden, t.experts, sources, targets, most_low_rank_numbers(experts));
   for (LayerId l = 0; l + 1 < t.layers; ++l) {
     if (!config.layers[size_t(l)].sparse) continue;
     fill(low_rank_name(l, "projection"), size.rank, t.hidden);

@@ -30,10 +30,10 @@ class AccessCounts {
       rows_[at].fetch_add(uint64_t(event.tokens[i]), std::memory_order_relaxed);
     }
   }
-  uint64_t events(ExpertKey key) const {
-    return events_[index(key)].load(std::memory_order_relaxed);
-  }                                                                                                 ///< layer events
-  uint64_t rows(ExpertKey key) const { return rows_[index(key)].load(std::memory_order_relaxed); }  ///< rows it served
+  /// Layer events that asked for it.
+  uint64_t events(ExpertKey key) const { return events_[index(key)].load(std::memory_order_relaxed); }
+  /// Rows that it served.
+  uint64_t rows(ExpertKey key) const { return rows_[index(key)].load(std::memory_order_relaxed); }
   int layers() const { return int(first_.size()) - 1; }
   int experts(LayerId layer) const { return int(first_[size_t(layer) + 1] - first_[size_t(layer)]); }
 

@@ -124,6 +124,7 @@ class ExpertCache {
   void predict(std::span<const std::pair<ExpertKey, float>> likely);
   /// What the layer's router says of its coming event (EvictionPolicy::on_scores).
   void note_scores(LayerId layer, std::span<const std::pair<ExpertId, float>> probable);
+  bool wants_scores() const { return policy_->wants_scores(); }
   /// Since the beginning; from any thread, no lock.
   const AccessCounts& counts() const { return counts_; }
   /// Bytes of the slots that reserve() gave out and no event has judged yet.

@@ -43,6 +43,8 @@ class EvictionPolicy {
   /// What the layer's router says of its coming event: the mean over rows of the probability of each expert that is
   /// among some row's 2 k likeliest, chosen or only nearly so. Before its on_access(), if at all. Default: ignored.
   virtual void on_scores(LayerId /*layer*/, std::span<const std::pair<ExpertId, float>> /*probable*/) {}
+  /// Whether on_scores() is of use: what is not heard need not be computed.
+  virtual bool wants_scores() const { return false; }
   /// Counts of all accesses, kept by the cache, which outlives the policy's use of them. Default: ignored.
   virtual void use_counts(const AccessCounts& /*counts*/) {}
   /// All residents, the one to go first in front. `current` is the layer being run (layers behind it come around

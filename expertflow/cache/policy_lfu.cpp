@@ -1,6 +1,6 @@
 // Least frequently used, with counters that are halved every 128 steps, so that yesterday's topic does not hold its
-// experts for ever: a count of n is forgotten after log2(n) such periods. Equal counts: the one
-// that was asked for less often in all goes first, then the older one.
+// experts for ever: a count of n is forgotten after log2(n) such periods. Equal counts: the one that was
+// asked for less often in all goes first, then the older one.
 #include <cmath>
 
 #include "expertflow/cache/policy_table.h"

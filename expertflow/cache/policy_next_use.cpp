@@ -61,6 +61,7 @@ class NextUsePolicy final : public HistoryPolicy {
     }
     scored_layer_ = -1;
   }
+  bool wants_scores() const override { return true; }
   void on_scores(LayerId layer, std::span<const std::pair<ExpertId, float>> probable) override {
     scored_layer_ = layer;
     scores_.clear();

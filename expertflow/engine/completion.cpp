@@ -68,8 +68,7 @@ void Completion::end(const char* finish) {
   times_.ended = context_.clock->now();
   if (times_.started.count() > 0)
     note_stall(times_.first_token.count() > 0 ? times_.decode_stall : times_.prefill_stall);
-  for (CompletionWatch* watch : {context_.watch, request_.watch.get()})
-    if (watch) watch->on_end(times_, finish);
+  watches_.on_end(times_, finish);
 }
 
 void Completion::note_stall(double& into) {
@@ -87,8 +86,7 @@ void Completion::on_start(int64_t cached) {
   times_.started = context_.clock->now();
   times_.cached_tokens = cached;
   if (context_.stall_seconds) stall_ = *context_.stall_seconds;
-  for (CompletionWatch* watch : {context_.watch, request_.watch.get()})
-    if (watch) watch->on_start(times_);
+  watches_.on_start(times_);
 }
 
 void Completion::on_prompt_logits(int64_t at, const RowLogits& row) {
@@ -164,8 +162,7 @@ std::optional<TokenId> Completion::next(const RowLogits& row) {
     times_.first_token = now;
     note_stall(times_.prefill_stall);
   } else {
-    for (CompletionWatch* watch : {context_.watch, request_.watch.get()})
-      if (watch) watch->on_token(times_, now - last_token_);
+    watches_.on_token(times_, now - last_token_);
   }
   last_token_ = now;
   history_.push_back(token);
@@ -193,8 +190,7 @@ std::optional<TokenId> Completion::next(const RowLogits& row) {
 
 void Completion::on_error(std::exception_ptr error) {
   if (ended_) return;
-  for (CompletionWatch* watch : {context_.watch, request_.watch.get()})
-    if (watch) watch->on_error(error);
+  watches_.on_error(error);
   CompletionEvent event;
   event.error = std::move(error);
   emit(std::move(event));

@@ -149,6 +149,7 @@ class Completion final : public SequenceClient {
 
   CompletionRequest request_;
   Context context_;
+  CompletionWatches watches_{context_.watch, request_.watch.get()};
   Sink sink_;
   Sampler sampler_;
   TextStream stream_;

@@ -191,7 +191,7 @@ void Engine::wire_foresight() {
   ExpertCache& cache = tiers_->tier->cache();
   ForesightOptions options = foresight_options(options_, config(), cache.geometry(), cache.pool_bytes());
   if (cache.pool_bytes() >= cache.geometry().total_footprint()) return;
-  tiers_->scores = std::make_unique<ScoreWatch>(config(), cache);
+  if (cache.wants_scores()) tiers_->scores = std::make_unique<ScoreWatch>(config(), cache);
   if (options.governor.mode == PrefetchMode::kOff) return;
   tiers_->tier->calibrate();
   if (const LinkCalibrator* calibrator = tiers_->tier->calibrator()) {
@@ -229,8 +229,8 @@ double Engine::expected_layer_seconds() {
 
 // Every so often, if asked for. Between steps.
 void Engine::calibrate() {
-  if (options_.bandwidth_calibration != "periodic" || !tiers_->foresight || !tiers_->tier->calibrate()) return;
-  tiers_->foresight->calibrated(tiers_->tier->calibrator()->latest().bytes_per_second);
+  if (tiers_->foresight && tiers_->tier->calibrate())
+    tiers_->foresight->calibrated(tiers_->tier->calibrator()->latest().bytes_per_second);
 }
 
 void Engine::set_prefetch(const std::string& async_prefetch, const std::string& predictor, const std::string& horizon) {

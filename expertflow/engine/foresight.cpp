@@ -167,9 +167,10 @@ void Foresight::issue(LayerId current) {
     likely.emplace_back(candidate.key, candidate.probability);
     if (cache_.look(candidate.key).state != ExpertState::kAbsent) continue;
     int& of_layer = taken[candidate.key.layer];
-    if (regimes_.admits(candidate.probability, of_layer, config_.router.experts) && ++of_layer)
-      candidates.push_back(
-          {candidate.key, candidate.probability, distance, cache_.geometry().footprint(candidate.key.layer)});
+    if (!regimes_.admits(candidate.probability, of_layer, config_.router.experts)) continue;
+    ++of_layer;
+    candidates.push_back(
+        {candidate.key, candidate.probability, distance, cache_.geometry().footprint(candidate.key.layer)});
   }
   cache_.predict(likely);
   const PrefetchPlan plan = governor_.plan(candidates, likely, cache_.reserved_bytes(), link());

@@ -1,8 +1,8 @@
 #include "expertflow/engine/metrics_json.h"
 
 #include <fmt/format.h>
-#include <array>
 
+#include <array>
 #include <cmath>
 
 namespace ef {

@@ -6,6 +6,7 @@
 
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/fingerprint.h"
+#include "expertflow/predict/low_rank.h"
 
 namespace ef {
 
@@ -31,11 +32,9 @@ TrainedPredictor train_predictor(Engine& engine, const std::vector<NamedText>& t
   trained.best = "trained";
   ThreadPool pool(engine.options().threads);
   TrainHeadsOptions heads = options.heads;
-  // The routing predictor is to be small beside the experts, where these are large.
-  constexpr uint64_t kLarge = 1'000'000'000, kShare = 1000;
   const uint64_t numbers =
       3 * uint64_t(c.sparse_layers()) * uint64_t(c.router.experts) * uint64_t(c.hidden) * uint64_t(c.expert_ffn);
-  if (numbers > kLarge) heads.most_low_rank_numbers = numbers / kShare;
+  heads.most_low_rank_numbers = most_low_rank_numbers(numbers);
   train_heads(
       samples, c.router, routers, heads, pool, [&](size_t done, size_t total) { progress("training", done, total); },
       trained);

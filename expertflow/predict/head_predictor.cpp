@@ -8,6 +8,7 @@
 //   0
 #include <algorithm>
 
+#include "expertflow/base/align.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/predict/host_router.h"
 #include "expertflow/predict/predictor_table.h"
@@ -123,7 +124,7 @@ class HeadPredictor final : public Predictor {
           found.push_back(l * layers_ + t);
     // Eight bits are plenty for a guess, and a head is read whole for every token.
     const Format format = hidden % 32 == 0 ? Format::kQ8_0 : Format::kF32;
-    const uint64_t matrix = (uint64_t(experts) * row_bytes(format, hidden) + 63) / 64 * 64;
+    const uint64_t matrix = round_up(uint64_t(experts) * row_bytes(format, hidden), 64);
     const uint64_t vectors = (uint64_t(hidden) + found.size() * uint64_t(experts)) * sizeof(float);
     memory_ = backend_.allocate(found.size() * matrix + vectors, {Region::kDynamic, "predictor"});
     const auto stream = backend_.make_stream();

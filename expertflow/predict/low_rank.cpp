@@ -17,6 +17,11 @@ uint64_t low_rank_numbers(const LowRankSize& size, int hidden, int experts, int 
   return uint64_t(sources) * of_source + uint64_t(targets) * of_target;
 }
 
+uint64_t most_low_rank_numbers(uint64_t expert_numbers) {
+  constexpr uint64_t kLarge = 1'000'000'000, kShare = 1000;
+  return expert_numbers > kLarge ? expert_numbers / kShare : 0;
+}
+
 LowRankSize low_rank_size(int hidden, int experts, int sources, int targets, uint64_t most) {
   for (const int rank : std::array{64, 48, 32, 24, 16, 8, 4}) {
     const LowRankSize size{std::min(rank, hidden), rank};

@@ -28,6 +28,8 @@ struct LowRankSize {
 /// The largest that keeps within `most` numbers (0: no limit); rank 0 if none does. targets: (layer, target) pairs in
 /// all, sources: layers that look ahead.
 LowRankSize low_rank_size(int hidden, int experts, int sources, int targets, uint64_t most);
+/// Numbers that one may hold beside so many of the experts'; 0: no limit.
+uint64_t most_low_rank_numbers(uint64_t expert_numbers);
 uint64_t low_rank_numbers(const LowRankSize& size, int hidden, int experts, int sources, int targets);
 
 /// One layer's perceptron, on the host; the projection is the backend's work.

@@ -2,6 +2,7 @@
 // thousand products on the host.
 #include <algorithm>
 
+#include "expertflow/base/align.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/predict/host_router.h"
 #include "expertflow/predict/low_rank.h"
@@ -10,6 +11,8 @@
 
 namespace ef {
 namespace {
+
+constexpr uint64_t kAlignment = 64;  // bytes, of what kernels read
 
 class LowRankPredictor final : public Predictor {
  public:
@@ -99,11 +102,13 @@ class LowRankPredictor final : public Predictor {
     uint64_t bytes = uint64_t(hidden) * sizeof(float);
     // Eight bits are plenty for a guess, and the projection is read whole for every token.
     const Format format = hidden % 32 == 0 ? Format::kQ8_0 : Format::kF32;
-    const auto matrix_bytes = [&](int64_t rank) { return (uint64_t(rank) * row_bytes(format, hidden) + 63) / 64 * 64; };
+    const auto matrix_bytes = [&](int64_t rank) {
+      return round_up(uint64_t(rank) * row_bytes(format, hidden), kAlignment);
+    };
     for (LayerId l = 0; l < layers_; ++l) {
       if (!load_layer(context.model, trained, l)) continue;
       const int64_t rank = sources_[size_t(l)].mixer.rank;
-      bytes += matrix_bytes(rank) + (uint64_t(rank) * sizeof(float) + 63) / 64 * 64;
+      bytes += matrix_bytes(rank) + round_up(uint64_t(rank) * sizeof(float), kAlignment);
     }
     memory_ = backend_.allocate(bytes, {Region::kDynamic, "predictor"});
     const auto stream = backend_.make_stream();
@@ -125,7 +130,7 @@ class LowRankPredictor final : public Predictor {
       format_info(format).quantize(projection.data(), packed.data(), rank * hidden);
       source.projection = {format, rank, hidden, place(packed.data(), packed.size(), matrix_bytes(rank))};
       const uint64_t vector = uint64_t(rank) * sizeof(float);
-      source.shift = reinterpret_cast<const float*>(place(shift.data(), vector, (vector + 63) / 64 * 64));
+      source.shift = reinterpret_cast<const float*>(place(shift.data(), vector, round_up(vector, kAlignment)));
       parameters_ += projection.size() + shift.size() + source.mixer.mix.size() + source.mixer.bias.size();
     }
     const std::vector<float> ones(static_cast<size_t>(hidden), 1.f);

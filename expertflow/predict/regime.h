@@ -2,10 +2,9 @@
 // is looked ahead stays the step controller's.
 //
 //   under 32    few rows: a wrong guess costs as much as a right one saves, so only the likely
-//   32 to 256   by probability mass, as far as the link's idle time goes
+//   32 to 256   by probability mass, within a share of the link's time
 //   above 256   nearly every expert is wanted anyway and the link is busy with demand: hardly anything ahead, and what
-//   an
-//               event has brought in leaves when it has been used
+//               an event has brought in leaves when it has been used
 //   512 and up  besides, rows that do not fit one pass are put together by the distance of their embeddings first
 #pragma once
 #include <cstdint>

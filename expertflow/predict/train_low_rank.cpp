@@ -23,6 +23,13 @@ constexpr int kEpochs = 4;
 constexpr float kRate = 2e-3f;    // of Adam at first; falls to nothing
 constexpr size_t kJudgedOf = 16;  // one of so many samples judges, the last ones
 
+std::vector<LayerId> low_rank_targets(const std::vector<HostRouter>& routers, LayerId layer) {
+  std::vector<LayerId> targets;
+  for (LayerId t = layer + 1; t < LayerId(routers.size()) && t - layer <= kLowRankHorizon; ++t)
+    if (!routers[size_t(t)].weight.empty()) targets.push_back(t);
+  return targets;
+}
+
 // Everything that is learned of one layer, or its gradient, or Adam's moments.
 struct Weights {
   Matrix projection, mix, readout;  // [rank, hidden], [units, rank], [targets * experts, rank + units]
@@ -50,8 +57,7 @@ class LowRankTraining {
   LowRankTraining(const StepSamples& samples, const RouterConfig& router, const std::vector<HostRouter>& routers,
                   LayerId layer, LowRankSize size)
       : s_(samples), router_(router), routers_(routers), layer_(layer) {
-    for (LayerId t = layer + 1; t < s_.layers && t - layer <= kLowRankHorizon; ++t)
-      if (!routers[size_t(t)].weight.empty()) targets_.push_back(t);
+    targets_ = low_rank_targets(routers, layer);
     outputs_ = Index(targets_.size()) * s_.experts;
     rank_ = std::min<Index>(size.rank, outputs_), units_ = size.units;
     trained_ = Index(s_.count) - Index(s_.count / kJudgedOf);
@@ -245,13 +251,9 @@ class LowRankTraining {
 }  // namespace
 
 std::vector<LayerId> low_rank_sources(const StepSamples& samples, const std::vector<HostRouter>& routers) {
-  const auto sparse = [&](LayerId l) { return l < samples.layers && !routers[size_t(l)].weight.empty(); };
   std::vector<LayerId> sources;
-  for (LayerId l = 0; l < samples.layers; ++l) {
-    bool any = false;
-    for (LayerId t = l + 1; t <= l + kLowRankHorizon; ++t) any |= sparse(l) && sparse(t);
-    if (any) sources.push_back(l);
-  }
+  for (LayerId l = 0; l < samples.layers; ++l)
+    if (!routers[size_t(l)].weight.empty() && !low_rank_targets(routers, l).empty()) sources.push_back(l);
   return sources;
 }
 
@@ -260,9 +262,7 @@ void train_low_rank(const StepSamples& samples, const RouterConfig& router, cons
                     TrainedPredictor& out) {
   const std::vector<LayerId> sources = low_rank_sources(samples, routers);
   int targets = 0;
-  for (const LayerId l : sources)
-    for (LayerId t = l + 1; t < samples.layers && t - l <= kLowRankHorizon; ++t)
-      targets += !routers[size_t(t)].weight.empty();
+  for (const LayerId l : sources) targets += int(low_rank_targets(routers, l).size());
   const LowRankSize size =
       low_rank_size(samples.hidden, samples.experts, int(sources.size()), targets, options.most_numbers);
   EF_CHECK(size.rank > 0, ConfigError,

@@ -49,6 +49,7 @@ class Watched final : public EvictionPolicy {
   void on_scores(LayerId layer, std::span<const std::pair<ExpertId, float>> probable) override {
     policy_->on_scores(layer, probable);
   }
+  bool wants_scores() const override { return policy_->wants_scores(); }
   void use_counts(const AccessCounts& counts) override { policy_->use_counts(counts); }
   void rank_victims(LayerId current, std::vector<ExpertKey>& out) override { policy_->rank_victims(current, out); }
   PolicyCounters counters() const override { return policy_->counters(); }
@@ -261,7 +262,7 @@ void Run::open(LayerId layer, const TraceEvent& event) {
   note_scores(layer);
   request_ = {id_, layer, event.experts, event.rows, event.rows.size() >= 32, int64_t(workload_.steps[step_].rows)};
   request_.transient = request_.rows >= 32;
-  request_.eager = regime_of(request_.rows).eager_eviction;
+  request_.eager = regimes_.now().eager_eviction;
   cache_->open(request_, granted_, deferred_);
   ready_.clear();
   coming_.clear();
@@ -369,7 +370,8 @@ void Run::name_layer(LayerId layer, LayerId target, int ahead, std::vector<Wante
     named_[key] = -minus;
     if (cache_->look(key).state != ExpertState::kAbsent) continue;
     absent += -minus;
-    if (governor_ && !(regimes_.admits(-minus, taken, int(experts)) && ++taken)) continue;
+    if (governor_ && !regimes_.admits(-minus, taken, int(experts))) continue;
+    ++taken;
     wanted.push_back({key, -minus, ahead});
   }
   // The layer that has just come within the distance: what it lacks has all of S layers to come.

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "expertflow/base/trim.h"
 #include "expertflow/text/bounded_json.h"
 
 namespace ef {
@@ -19,12 +20,6 @@ constexpr std::string_view kChannel = "<|channel|>", kMessage = "<|message|>", k
 constexpr std::string_view kEnd = "<|end|>", kReturn = "<|return|>", kCalled = "<|call|>";
 
 bool holds(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
-
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r\n");
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
-}
 
 bool is_object(std::string_view text) { return parse_bounded_json(text).is_object(); }
 

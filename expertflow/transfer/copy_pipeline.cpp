@@ -61,9 +61,8 @@ void CopyPipeline::submit(std::span<const Copy> copies, CopyPriority priority) {
 
 // The nearest layer first, whenever it was thought of: layers' turns come in their order.
 void CopyPipeline::queue_prefetch(const Copy& copy) {
-  auto at = prefetch_.end();
-  while (at != prefetch_.begin() && copy.key.layer < std::prev(at)->key.layer) --at;
-  prefetch_.insert(at, copy);
+  const auto behind = [](LayerId layer, const Copy& other) { return layer < other.key.layer; };
+  prefetch_.insert(std::upper_bound(prefetch_.begin(), prefetch_.end(), copy.key.layer, behind), copy);
 }
 
 // Short enough for a demand not to wait long, long enough for the reader.

@@ -8,20 +8,12 @@
 #include <iterator>
 
 #include "expertflow/base/errors.h"
+#include "tests/text/grammar_accepts.h"
 
 namespace ef {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-bool accepts(const std::shared_ptr<const Grammar>& grammar, const std::string& text) {
-  GrammarMatcher matcher(grammar);
-  for (const char c : text) {
-    if (!matcher.takes(std::string_view(&c, 1))) return false;
-    matcher.advance(std::string_view(&c, 1));
-  }
-  return matcher.complete();
-}
 
 // The same text with each mark as its special token.
 std::string with_special_tokens(const std::string& text) {

@@ -4,21 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "expertflow/base/errors.h"
+#include "tests/text/grammar_accepts.h"
 
 namespace ef {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Whether the whole text is a sentence.
-bool accepts(const std::shared_ptr<const Grammar>& grammar, const std::string& text) {
-  GrammarMatcher matcher(grammar);
-  for (const char c : text) {
-    if (!matcher.takes(std::string_view(&c, 1))) return false;
-    matcher.advance(std::string_view(&c, 1));
-  }
-  return matcher.complete();
-}
 std::shared_ptr<const Grammar> of(const char* schema) { return json_schema_grammar(Json::parse(schema)); }
 
 TEST(Grammar, JsonObjects) {

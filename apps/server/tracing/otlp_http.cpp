@@ -1,11 +1,8 @@
 #include "apps/server/tracing/otlp_http.h"
 
-// Boost 1.74 forgets <utility>.
-#include <utility>
-// clang-format off
-#include <boost/asio.hpp>
+#include "apps/server/asio.h"
+
 #include <boost/beast.hpp>
-// clang-format on
 #include <charconv>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -14,11 +11,8 @@
 
 namespace ef::server {
 
-namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = boost::beast::http;
-using tcp = asio::ip::tcp;
-using boost::system::error_code;
 
 SendResult read_otlp_answer(int status, const std::string& body, const std::string& retry_after) {
   using Kind = SendResult::Kind;

@@ -89,6 +89,8 @@ void Tracer::shutdown(Duration most) {
 
 namespace {
 
+constexpr int kServerError = 500;  // and above
+
 // server.address and server.port, as the client wrote them.
 void add_host(Attributes& to, const std::string& host) {
   const size_t bracket = host.find(']');
@@ -140,7 +142,6 @@ void RequestTrace::describe(std::string operation, std::string model, Attributes
 }
 
 void RequestTrace::answered(int status) {
-  constexpr int kServerError = 500;
   const std::lock_guard lock(mutex_);
   status_ = status;
   failed_ |= status >= kServerError;
@@ -248,7 +249,6 @@ std::vector<TraceSpan> RequestTrace::spans() const {
   if (status_ > 0) root.attributes.emplace_back("http.response.status_code", int64_t(status_));
   if (gone_) root.attributes.emplace_back("expertflow.client_gone", true);
   if (failed_) {
-    constexpr int kServerError = 500;
     root.status = TraceSpan::Status::kError;
     root.message = message_;
     root.attributes.emplace_back("error.type", status_ >= kServerError ? std::to_string(status_) : "_OTHER");

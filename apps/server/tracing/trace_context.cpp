@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "expertflow/base/trim.h"
+
 namespace ef::server {
 
 namespace {
@@ -14,11 +16,7 @@ bool is_hex(std::string_view text) {
 }
 bool is_zero(std::string_view text) { return text.find_first_not_of('0') == std::string_view::npos; }
 
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t");
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
-}
+constexpr std::string_view kSpace = " \t";
 
 bool is_key_part(std::string_view part, size_t most, bool digit_first) {
   if (part.empty() || part.size() > most) return false;
@@ -45,7 +43,7 @@ bool is_value(std::string_view value) {
 }  // namespace
 
 std::optional<TraceContext> parse_traceparent(std::string_view value) {
-  value = trimmed(value);
+  value = trimmed(value, kSpace);
   constexpr size_t kLength = 55;  // 2 + 1 + 32 + 1 + 16 + 1 + 2
   if (value.size() < kLength) return std::nullopt;
   const std::string_view version = value.substr(0, 2), trace = value.substr(3, 32), span = value.substr(36, 16),
@@ -65,7 +63,7 @@ std::optional<std::string> parse_tracestate(std::string_view value) {
   std::string all;
   for (size_t at = 0; at <= value.size();) {
     const size_t end = std::min(value.find(',', at), value.size());
-    const std::string_view member = trimmed(value.substr(at, end - at));
+    const std::string_view member = trimmed(value.substr(at, end - at), kSpace);
     at = end + 1;
     if (member.empty()) continue;
     const size_t equals = member.find('=');

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "expertflow/base/errors.h"
+#include "expertflow/base/trim.h"
 
 namespace ef::server {
 
@@ -30,24 +31,20 @@ std::string percent_decoded(const std::string& text, const std::string& name) {
   return out;
 }
 
-std::string trimmed(const std::string& text) {
-  const size_t begin = text.find_first_not_of(' ');
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(' ') - begin + 1);
-}
-
 // "key=value,key=value", values percent-encoded.
-Pairs read_pairs(const std::string& name, const std::string& text) {
+Pairs read_pairs(const std::string& name, std::string_view text) {
+  constexpr std::string_view kSpace = " ";
   Pairs pairs;
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find(',', at), text.size());
-    const std::string part = trimmed(text.substr(at, end - at));
+    const std::string_view part = trimmed(text.substr(at, end - at), kSpace);
     at = end + 1;
     if (part.empty()) continue;
     const size_t equals = part.find('=');
-    const std::string key = trimmed(part.substr(0, equals));
-    const bool fine = equals != std::string::npos && !key.empty();
+    const std::string key(trimmed(part.substr(0, equals), kSpace));
+    const bool fine = equals != std::string_view::npos && !key.empty();
     EF_CHECK(fine, ConfigError, "{}: expected key=value separated by commas, found \"{}\"", name, part);
-    pairs.emplace_back(key, percent_decoded(trimmed(part.substr(equals + 1)), name));
+    pairs.emplace_back(key, percent_decoded(std::string(trimmed(part.substr(equals + 1), kSpace)), name));
   }
   return pairs;
 }

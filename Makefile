@@ -7,7 +7,7 @@ CLANG_FORMAT ?= $(shell command -v clang-format-14 || echo clang-format)
 CLANG_TIDY ?= $(shell command -v clang-tidy-14 || echo clang-tidy)
 
 # Test folders whose code starts threads (the target threaded_tests of tests/CMakeLists.txt builds them).
-THREADED := base|cache|engine
+THREADED := base|cache|engine|server
 
 BIN := build/release/bin/expertflow
 DEMO_MODEL := models/demo/demo-Q5_K_M.gguf
@@ -15,7 +15,7 @@ DEMO_PROMPT ?= Once upon a time there was a little girl who lived near the fores
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := release
-.PHONY: help bootstrap release demo test unit debug tsan sanitizers format format-check lint clean \
+.PHONY: help bootstrap release demo test unit debug debug-threaded tsan sanitizers format format-check lint clean \
         tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers bar-cpu-speed bar-cpu-bound bar-larger-than-memory \
         bar-recall bar-predictor-cost bar-verify-isa bar-governor bar-replay bar-stall bar-distance bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix bar-dashboard peers
 
@@ -46,6 +46,11 @@ debug: ## Tests under the address and undefined behaviour sanitizers, slots pois
 	cmake --preset debug $(CMAKE_FLAGS)
 	cmake --build --preset debug -j $(JOBS)
 	ctest --preset debug -j $(JOBS) $(CTEST_FLAGS)
+
+debug-threaded: ## The same for the suites that use threads
+	cmake --preset debug $(CMAKE_FLAGS)
+	cmake --build --preset debug -j $(JOBS) --target threaded_tests
+	ctest --preset debug -j $(JOBS) -L '^($(THREADED))$$' $(CTEST_FLAGS)
 
 tsan: ## Tests under the thread sanitizer
 	cmake --preset tsan $(CMAKE_FLAGS)

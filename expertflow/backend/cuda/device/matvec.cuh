@@ -88,6 +88,9 @@ struct Walk {
   int matrix = 0, tile, part, segment;
 };
 
+// Where loads of 16 bytes may begin.
+inline bool by_sixteen(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
 template <bool kPairs>
 struct Ring {
   __device__ Ring(const Layout& layout, uint8_t* memory, const MatrixShare* matrices, int count)

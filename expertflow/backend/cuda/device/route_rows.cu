@@ -117,8 +117,6 @@ uint64_t shared_bytes(const RouteLinearParams& p) {
   return sizeof(float) * max(uint64_t(kWarps * kSums), uint64_t(rows * routing::row_floats(p.route)));
 }
 
-bool by_four(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-
 }  // namespace
 
 int64_t route_rows_counters(int64_t rows) { return (rows + kRows - 1) / kRows; }
@@ -127,8 +125,8 @@ bool route_rows_takes(const RouteLinearParams& p) {
   const Input& in = p.in;
   const bool format = p.format == Fmt::kF32 || p.format == Fmt::kF16 || p.format == Fmt::kBF16;
   const bool norm = in.norm_weight && !in.norm_bias && !in.centred;
-  const bool aligned = p.cols % 4 == 0 && in.stride % 4 == 0 && by_four(in.x) && by_four(in.norm_weight) &&
-                       by_four(in.normed) && by_four(p.router.data);
+  const bool aligned = p.cols % 4 == 0 && in.stride % 4 == 0 && by_sixteen(in.x) && by_sixteen(in.norm_weight) &&
+                       by_sixteen(in.normed) && by_sixteen(p.router.data);
   constexpr uint64_t kStatic = 1 << 10;  // bytes, more than there are
   return format && norm && aligned && p.route.rows <= kRouteRows &&
          shared_bytes(p) + kStatic <= uint64_t(device_traits().shared_bytes);

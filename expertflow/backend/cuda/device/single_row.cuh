@@ -80,6 +80,4 @@ __device__ void hold(const float* row, int chunks, int lane, float (&x)[kChunks]
   }
 }
 
-inline bool by_sixteen(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-
 }  // namespace ef::cuda::single

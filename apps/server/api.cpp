@@ -185,8 +185,9 @@ void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& untraced
     const ApiError api = to_api_error(error);
     if (api.status >= 500) {
       if (trace) trace->failed(error.what());
-      log_.warn("{} {}: {}{}", request.method, request.path, error.what(),
-                trace ? fmt::format(" (trace {})", trace->trace_id()) : "");
+      if (!dynamic_cast<const DeviceLostError*>(&error))  // the loop has said it, and this is every request from then on
+        log_.warn("{} {}: {}{}", request.method, request.path, error.what(),
+                  trace ? fmt::format(" (trace {})", trace->trace_id()) : "");
     }
     reply->send(api.status, "application/json", error_json(api), headers);
   }
@@ -195,6 +196,7 @@ void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& untraced
 void Api::health(const Call& call) {
   if (draining_) throw ApiError(503, "unavailable_error", "the server is shutting down");
   if (!call.model) throw ApiError(503, "unavailable_error", "Loading model");
+  if (const std::string why = call.model->loop->lost(); !why.empty()) throw DeviceLostError(why);
   call.json({{"status", "ok"}});
 }
 

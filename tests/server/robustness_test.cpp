@@ -310,6 +310,43 @@ TEST(Robustness, E20_AFaultFailsOnlyItsRequest) {
   EXPECT_EQ(rig.get("/health").status, 200);
 }
 
+// All under way, all that wait and all that come are told so; nothing is tried again.
+TEST(Robustness, ALostDeviceIs503ForEverybody) {
+  StepGate gate;
+  std::atomic<int> steps{0};
+  RigSetup setup;
+  setup.parallel = 1;
+  setup.before_step = [&, hold = gate.hook()](const Batch& batch) {
+    hold(batch);
+    if (++steps == 3) throw DeviceLostError("cuda: wait for a stream: cudaErrorIllegalAddress");
+  };
+  ServerRig rig(setup);
+  rig.before_end = [&] { gate.open(); };
+  Client decoding(rig.port()), waiting(rig.port());
+  Json body = completion_body(kStory, 50);
+  body["stream"] = true;
+  decoding.send(Client::request("POST", "/v1/completions", body.dump()));
+  gate.wait_arrived(1);
+  waiting.send(Client::request("POST", "/v1/completions", completion_body("a cat", 2).dump()));
+  ASSERT_TRUE(eventually([&] { return rig.loop().queued() == 1; }));
+  EXPECT_EQ(rig.get("/health").status, 200);
+  gate.open();
+  const HttpAnswer streamed = decoding.answer();
+  EXPECT_EQ(streamed.status, 200);
+  EXPECT_EQ(streamed.chunks().back()["error"]["code"], "device_lost");
+  for (const HttpAnswer& answer :
+       {waiting.answer(), rig.post("/v1/completions", completion_body("a cat", 2)),
+        rig.post("/v1/chat/completions", chat_body("a cat", 2)), rig.get("/health"), rig.get("/v1/health")}) {
+    EXPECT_EQ(answer.status, 503);
+    const Json error = answer.json()["error"];
+    EXPECT_EQ(error["type"], "unavailable_error");
+    EXPECT_EQ(error["code"], "device_lost");
+    EXPECT_NE(error["message"].get<std::string>().find("cudaErrorIllegalAddress"), std::string::npos) << error;
+  }
+  EXPECT_EQ(steps, 3);
+  EXPECT_EQ(rig.get("/metrics").status, 200);
+}
+
 TEST(Robustness, AFullQueueIs503) {
   StepGate gate;
   RigSetup setup;

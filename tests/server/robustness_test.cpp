@@ -368,6 +368,7 @@ TEST(Robustness, AFullQueueIs503) {
   const HttpAnswer refused = rig.post("/v1/completions", completion_body("a cat", 2));
   EXPECT_EQ(refused.status, 503);
   EXPECT_EQ(refused.json()["error"]["type"], "unavailable_error");
+  EXPECT_EQ(refused.headers.at("retry-after"), "1");
   gate.open();
   for (auto& client : clients) EXPECT_EQ(client->answer().status, 200);
 }
@@ -384,7 +385,9 @@ TEST(Robustness, DrainingFinishesWhatIsUnderWay) {
   gate.wait_arrived(1);
   rig.api().begin_shutdown();
   EXPECT_EQ(idle.get("/health").status, 503);
-  EXPECT_EQ(idle.post("/v1/completions", completion_body("x", 1)).status, 503);
+  const HttpAnswer late = idle.post("/v1/completions", completion_body("x", 1));
+  EXPECT_EQ(late.status, 503);
+  EXPECT_EQ(late.headers.at("retry-after"), "5");
   std::thread drain([&] { EXPECT_TRUE(rig.http().drain()); });
   gate.open();
   const HttpAnswer answer = client.answer();

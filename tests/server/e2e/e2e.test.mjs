@@ -22,6 +22,8 @@ test("models", async () => {
   const models = [];
   for await (const model of client.models.list()) models.push(model.id);
   assert.deepEqual(models, ["demo-Q5_K_M.gguf"]);
+  assert.equal((await client.models.retrieve(models[0])).id, models[0]);
+  await assert.rejects(client.models.retrieve("gpt-4o"), (e) => e instanceof OpenAI.NotFoundError && e.code === "model_not_found");
 });
 
 test("chat, whole and streamed", async () => {

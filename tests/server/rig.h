@@ -21,6 +21,7 @@ struct RigSetup {
   int parallel = 4;
   int64_t ctx_size = 2048;
   std::string budget = "auto", profile = "off";  ///< no test finds what another has left
+  std::string warmup = "off";                    ///< counts are those of the requests
   server::ServerOptions server;
   SchedulerOptions scheduler;
   std::function<void(const Batch&)> before_step;
@@ -63,6 +64,7 @@ class ServerRig {
     sources.engine.expert_memory = setup_.budget;
     sources.engine.threads = 2;
     sources.engine.expert_profile = setup_.profile;
+    sources.engine.warmup = setup_.warmup;
     sources.scheduler = setup_.scheduler;
     sources.sampling.temperature = 0;
     sources.before_step = setup_.before_step;

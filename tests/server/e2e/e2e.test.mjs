@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import {after, before, test} from "node:test";
 import OpenAI from "openai";
-import {metric, rawEvents, Server} from "./server.mjs";
+import {metric, rawEvents, Server, settled} from "./server.mjs";
 
 const key = "e2e-key";
 const story = "Once upon a time there was a little girl who lived near the forest.";
@@ -113,10 +113,7 @@ test("abort frees the slot", async () => {
   for await (const chunk of stream) {
     if (++seen === 5) stream.controller.abort();
   }
-  for (;;) {
-    const slots = await (await fetch(`${server.url}/slots`)).json();
-    if (slots.every((s) => !s.is_processing)) break;
-  }
+  await settled(server);
   assert.ok((await metric(server, "vllm:generation_tokens_total")) - before < 1900);
 });
 

@@ -29,7 +29,8 @@ std::string percent_decoded(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     unsigned value = 0;
     const char* code = text.data() + i + 1;
-    const bool coded = text[i] == '%' && i + 2 < text.size() && std::from_chars(code, code + 2, value, 16).ptr == code + 2;
+    const bool coded =
+        text[i] == '%' && i + 2 < text.size() && std::from_chars(code, code + 2, value, 16).ptr == code + 2;
     out += coded ? char(value) : text[i];
     if (coded) i += 2;
   }
@@ -208,7 +209,8 @@ void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& untraced
     const ApiError api = to_api_error(error);
     if (api.status >= 500) {
       if (trace) trace->failed(error.what());
-      if (!dynamic_cast<const DeviceLostError*>(&error))  // the loop has said it, and this is every request from then on
+      if (!dynamic_cast<const DeviceLostError*>(
+              &error))  // the loop has said it, and this is every request from then on
         log_.warn("{} {}: {}{}", request.method, request.path, error.what(),
                   trace ? fmt::format(" (trace {})", trace->trace_id()) : "");
     }

@@ -26,6 +26,7 @@ struct RigSetup {
   SchedulerOptions scheduler;
   std::function<void(const Batch&)> before_step;
   std::function<void(EditableCheckpoint&)> edit;  ///< changes the model
+  std::string max_kv_cache_memory;
   bool load = true;
   double probe_seconds = 0.05;
   std::shared_ptr<server::Tracer> tracer;
@@ -65,6 +66,7 @@ class ServerRig {
     sources.engine.threads = 2;
     sources.engine.expert_profile = setup_.profile;
     sources.engine.warmup = setup_.warmup;
+    sources.engine.max_kv_cache_memory = setup_.max_kv_cache_memory;
     sources.scheduler = setup_.scheduler;
     sources.sampling.temperature = 0;
     sources.before_step = setup_.before_step;

@@ -7,6 +7,7 @@
 #include "apps/server/answer.h"
 #include "apps/server/openai_request.h"
 #include "apps/server/page.h"
+#include "expertflow/base/device_lost.h"
 #include "expertflow/base/io.h"
 #include "expertflow/base/trim.h"
 

@@ -1,5 +1,6 @@
 #include "apps/server/api_error.h"
 
+#include "expertflow/base/device_lost.h"
 #include "expertflow/engine/engine_loop.h"
 
 namespace ef::server {

@@ -27,11 +27,6 @@ class DeviceError : public Error {
  public:
   using Error::Error;
 };
-/// The device itself is lost: this process computes nothing on it any more. Exit code 4.
-class DeviceLostError : public DeviceError {
- public:
-  using DeviceError::DeviceError;
-};
 /// One request cannot be answered; other requests go on. Exit code 5.
 class RequestError : public Error {
  public:

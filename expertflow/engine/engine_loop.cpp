@@ -7,6 +7,7 @@
 #include <future>
 #include <unordered_map>
 
+#include "expertflow/base/device_lost.h"
 #include "expertflow/base/errors.h"
 
 namespace ef {

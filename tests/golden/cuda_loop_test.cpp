@@ -6,6 +6,7 @@
 #include <set>
 
 #include "expertflow/backend/cuda_backend.h"
+#include "expertflow/base/device_lost.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/engine_loop.h"
 #include "tests/engine/model_rig.h"

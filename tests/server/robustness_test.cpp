@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "expertflow/base/device_lost.h"
 #include "expertflow/base/errors.h"
 #include "tests/server/rig.h"
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "expertflow/backend/cuda/cuda_profile.h"
+#include "expertflow/base/device_lost.h"
 #include "expertflow/base/errors.h"
 
 namespace ef::cuda {

@@ -10,7 +10,7 @@ node --test --test-timeout=180000 --test-reporter=tap tests/server/dashboard/das
 # What is checked in is what its source builds.
 npm ci --prefix apps/server/web --no-audit --no-fund --silent
 cp apps/server/web/dist/index.html "$work/index.html"
-npm run build --prefix apps/server/web --silent
+npm run build --prefix apps/server/web --silent >/dev/null
 cmp apps/server/web/dist/index.html "$work/index.html" || { echo "dashboard: dist/index.html was not built from this source" >&2; exit 1; }
 size=$(stat -c %s apps/server/web/dist/index.html)
 echo "dashboard: $(grep '^# pass' "$work/dashboard.tap" | cut -d' ' -f3) tests passed, one file of $size bytes (at most 120,000), no request to anywhere else"

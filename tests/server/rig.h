@@ -27,6 +27,7 @@ struct RigSetup {
   std::function<void(EditableCheckpoint&)> edit;  ///< changes the model
   bool load = true;
   double probe_seconds = 0.05;
+  std::string prefetch = "auto";  ///< "off": how many copies there are is a fact, not a matter of speed
   std::shared_ptr<server::Tracer> tracer;
   RigSetup() { server.port = 0; }
 };
@@ -63,6 +64,7 @@ class ServerRig {
     sources.engine.expert_memory = setup_.budget;
     sources.engine.threads = 2;
     sources.engine.expert_profile = setup_.profile;
+    sources.engine.async_prefetch = setup_.prefetch;
     sources.scheduler = setup_.scheduler;
     sources.sampling.temperature = 0;
     sources.before_step = setup_.before_step;

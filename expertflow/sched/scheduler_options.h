@@ -7,7 +7,7 @@ namespace ef {
 struct SchedulerOptions {
   int prefill_chunk = 256;
   bool no_prefix_cache = false;
-  int token_schedule_window = 64;
+  int token_schedule_window = 0;
   int token_schedule_batch = 0;
   int aging_threshold = 4;
 

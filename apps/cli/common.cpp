@@ -72,10 +72,10 @@ std::unique_ptr<Engine> load_engine(std::unique_ptr<ModelFiles> files, bool quie
   return engine;
 }
 
-Engine::WarmUp warm_up(Engine& engine, bool quiet) {
+Engine::WarmUp warm_up(Engine& engine, bool quiet, bool tokens_otherwise) {
   const bool tokens = engine.options().warmup == "tokens";
   Progress progress("warming up", quiet, tokens ? "tokens" : "");
-  return engine.warm_up([&](uint64_t done, uint64_t total) { progress(done, total); });
+  return engine.warm_up([&](uint64_t done, uint64_t total) { progress(done, total); }, tokens_otherwise);
 }
 
 void TraceOptions::check() const {

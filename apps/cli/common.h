@@ -54,8 +54,8 @@ std::unique_ptr<Engine> load_engine(const CommonOptions& common, const EngineOpt
 std::unique_ptr<Engine> load_engine(std::unique_ptr<ModelFiles> files, bool quiet, const EngineOptions& options,
                                     const Log& log);
 
-/// As --warmup says, with progress.
-Engine::WarmUp warm_up(Engine& engine, bool quiet);
+/// As --warmup says, with progress. tokens_otherwise: see Engine::warm_up.
+Engine::WarmUp warm_up(Engine& engine, bool quiet, bool tokens_otherwise = false);
 
 /// Where a command records what its routers do.
 struct TraceOptions {

@@ -29,7 +29,7 @@ int serve(const ServeCommand& o) {
   sources.engine = o.engine;
   sources.scheduler = o.scheduler;
   sources.sampling = o.sampling.config();
-  sources.warm_up = [&](Engine& engine) { return warm_up(engine, o.common.quiet); };
+  sources.warm_up = [&](Engine& engine) { return warm_up(engine, o.common.quiet, true); };
   return server::serve(sources, o.server, *log, [&](std::unique_ptr<ModelFiles> files, const EngineOptions& options) {
     return load_engine(std::move(files), o.common.quiet, options, *log);
   });

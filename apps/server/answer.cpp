@@ -15,6 +15,11 @@ std::string random_id(std::string_view prefix) {
   return id;
 }
 
+void send_error(HttpReply& reply, const ApiError& error, HttpHeaders headers) {
+  if (error.retry_after > 0) headers.emplace_back("Retry-After", std::to_string(error.retry_after));
+  reply.send(error.status, "application/json", error_json(error), headers);
+}
+
 namespace {
 
 using Finish = CompletionEvent::Finish;
@@ -367,7 +372,7 @@ void Answer::fail(const std::exception_ptr& error) {
     std::rethrow_exception(error);
   } catch (const std::exception& e) {
     const ApiError api = to_api_error(e);
-    if (!begun_) return reply_->send(api.status, "application/json", error_json(api), headers_);
+    if (!begun_) return send_error(*reply_, api, headers_);
     reply_->write("data: " + error_json(api) + "\n\n");
     reply_->end();
   }

@@ -14,6 +14,9 @@ namespace ef::server {
 void answer_openai(OpenAiRequest request, std::shared_ptr<ServedModel> model, std::shared_ptr<HttpReply> reply,
                    const HttpHeaders& headers, double ping_seconds);
 
+/// The whole answer that an error is. headers: of any answer to this request.
+void send_error(HttpReply& reply, const ApiError& error, HttpHeaders headers);
+
 /// "chatcmpl-..." and the like.
 std::string random_id(std::string_view prefix);
 

@@ -1,11 +1,13 @@
 #include "apps/server/api.h"
 
 #include <algorithm>
+#include <charconv>
 #include <sstream>
 
 #include "apps/server/answer.h"
 #include "apps/server/openai_request.h"
 #include "apps/server/page.h"
+#include "expertflow/base/device_lost.h"
 #include "expertflow/base/io.h"
 #include "expertflow/base/trim.h"
 
@@ -20,6 +22,20 @@ std::vector<std::string> split(const std::string& text, char at) {
     if (const std::string_view text = trimmed(part, " \t\r"); !text.empty()) parts.emplace_back(text);
   }
   return parts;
+}
+
+// What is no code stays as it is.
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    const char* code = text.data() + i + 1;
+    const bool coded =
+        text[i] == '%' && i + 2 < text.size() && std::from_chars(code, code + 2, value, 16).ptr == code + 2;
+    out += coded ? char(value) : text[i];
+    if (coded) i += 2;
+  }
+  return out;
 }
 
 // In a time that does not tell how much of it is right.
@@ -67,6 +83,8 @@ struct Api::Route {
   bool open = false;  ///< without a key
   bool needs_model = true;
   bool traced = false;
+  bool named = false;  ///< a name follows the path
+  bool is(const std::string& asked) const { return named ? asked.starts_with(path) : asked == path; }
 };
 
 // The one table of endpoints.
@@ -82,6 +100,8 @@ const std::vector<Api::Route>& Api::routes() {
       {"GET", "/report", &Api::report},
       {"GET", "/v1/models", &Api::models},
       {"GET", "/models", &Api::models},
+      {"GET", "/v1/models/", &Api::model, false, true, false, true},
+      {"GET", "/models/", &Api::model, false, true, false, true},
       {"POST", "/v1/chat/completions", &Api::chat, false, true, true},
       {"POST", "/chat/completions", &Api::chat, false, true, true},
       {"POST", "/v1/completions", &Api::completions, false, true, true},
@@ -128,7 +148,7 @@ HttpHeaders Api::cors(const HttpRequest& request) const {
   const bool any = std::find(origins_.begin(), origins_.end(), "*") != origins_.end();
   if (origin.empty() || (!any && std::find(origins_.begin(), origins_.end(), origin) == origins_.end())) return {};
   return {{"Access-Control-Allow-Origin", any ? "*" : origin},
-          {"Access-Control-Expose-Headers", "traceparent"},
+          {"Access-Control-Expose-Headers", "traceparent, Retry-After"},
           {"Vary", "Origin"}};
 }
 
@@ -140,6 +160,12 @@ void Api::check_key(const HttpRequest& request) const {
   if (bearer.starts_with(kBearer)) key = bearer.substr(kBearer.size());
   const bool known = std::any_of(keys_.begin(), keys_.end(), [&](const std::string& k) { return same_key(key, k); });
   if (!known) throw ApiError(401, "authentication_error", "Invalid API Key", "", "invalid_api_key");
+}
+
+void Api::check_ready(const ServedModel* model) const {
+  constexpr int kSeconds = 5;  // another server takes over, or the model has been read
+  if (draining_) throw unavailable("the server is shutting down", kSeconds);
+  if (!model) throw unavailable("Loading model", kSeconds);
 }
 
 void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& untraced) {
@@ -159,7 +185,7 @@ void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& untraced
     const Route* found = nullptr;
     std::string allowed;
     for (const Route& route : routes()) {
-      if (request.path != route.path) continue;
+      if (!route.is(request.path)) continue;
       allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
       if (request.method == route.method || (request.method == "HEAD" && std::string_view(route.method) == "GET"))
         found = &route;
@@ -177,24 +203,25 @@ void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& untraced
     }
     std::shared_ptr<ServedModel> model = std::atomic_load(&model_);
     if (found->needs_model) {
-      if (draining_) throw ApiError(503, "unavailable_error", "the server is shutting down");
-      if (!model) throw ApiError(503, "unavailable_error", "Loading model");
+      check_ready(model.get());
     }
     (this->*found->run)({request, reply, std::move(model), headers, trace});
   } catch (const std::exception& error) {
     const ApiError api = to_api_error(error);
     if (api.status >= 500) {
       if (trace) trace->failed(error.what());
-      log_.warn("{} {}: {}{}", request.method, request.path, error.what(),
-                trace ? fmt::format(" (trace {})", trace->trace_id()) : "");
+      if (!dynamic_cast<const DeviceLostError*>(
+              &error))  // the loop has said it, and this is every request from then on
+        log_.warn("{} {}: {}{}", request.method, request.path, error.what(),
+                  trace ? fmt::format(" (trace {})", trace->trace_id()) : "");
     }
-    reply->send(api.status, "application/json", error_json(api), headers);
+    send_error(*reply, api, headers);
   }
 }
 
 void Api::health(const Call& call) {
-  if (draining_) throw ApiError(503, "unavailable_error", "the server is shutting down");
-  if (!call.model) throw ApiError(503, "unavailable_error", "Loading model");
+  check_ready(call.model.get());
+  if (const std::string why = call.model->loop->lost(); !why.empty()) throw DeviceLostError(why);
   call.json({{"status", "ok"}});
 }
 
@@ -211,8 +238,8 @@ void Api::page(const Call& call) {
   call.reply->send(200, "text/html; charset=utf-8", std::string(server::page()), headers);
 }
 
-void Api::models(const Call& call) {
-  const Config& c = call.model->engine->config();
+Json Api::model_json(const ServedModel& model) {
+  const Config& c = model.engine->config();
   const Json meta{{"n_vocab", c.vocab},
                   {"n_ctx_train", c.context_length},
                   {"n_embd", c.hidden},
@@ -220,13 +247,26 @@ void Api::models(const Call& call) {
                   {"n_layer", c.layers.size()},
                   {"n_expert", c.router.experts},
                   {"n_expert_used", c.router.top_k}};
-  call.json({{"object", "list"},
-             {"data", Json::array({{{"id", call.model->name},
-                                    {"object", "model"},
-                                    {"created", call.model->created},
-                                    {"owned_by", "expertflow"},
-                                    {"max_model_len", call.model->loop->context_length()},
-                                    {"meta", meta}}})}});
+  return {{"id", model.name},
+          {"object", "model"},
+          {"created", model.created},
+          {"owned_by", "expertflow"},
+          {"max_model_len", model.loop->context_length()},
+          {"meta", meta}};
+}
+
+void Api::models(const Call& call) {
+  call.json({{"object", "list"}, {"data", Json::array({model_json(*call.model)})}});
+}
+
+void Api::model(const Call& call) {
+  constexpr std::string_view kBefore = "models/";
+  const std::string& path = call.request.path;
+  const std::string id = percent_decoded(path.substr(path.find(kBefore) + kBefore.size()));
+  if (id != call.model->name)
+    throw ApiError(404, "invalid_request_error", fmt::format("The model '{}' does not exist", id), "model",
+                   "model_not_found");
+  call.json(model_json(*call.model));
 }
 
 void Api::answer(const Call& call, OpenAiRequest request) {

@@ -47,12 +47,15 @@ class Api {
     }
   };
   void check_key(const HttpRequest& request) const;
+  void check_ready(const ServedModel* model) const;
   HttpHeaders cors(const HttpRequest& request) const;
 
   void answer(const Call& call, OpenAiRequest request);
 
   void health(const Call& call);
+  static Json model_json(const ServedModel& model);
   void models(const Call& call);
+  void model(const Call& call);
   void chat(const Call& call);
   void completions(const Call& call);
   void embeddings(const Call& call);

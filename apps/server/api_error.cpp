@@ -1,5 +1,6 @@
 #include "apps/server/api_error.h"
 
+#include "expertflow/base/device_lost.h"
 #include "expertflow/engine/engine_loop.h"
 
 namespace ef::server {
@@ -16,9 +17,16 @@ std::string error_json(const ApiError& error) {
   return dump({{"error", body}});
 }
 
+ApiError unavailable(const std::string& message, int retry_after) {
+  ApiError e(503, "unavailable_error", message);
+  e.retry_after = retry_after;
+  return e;
+}
+
 ApiError to_api_error(const std::exception& error) {
   if (const auto* api = dynamic_cast<const ApiError*>(&error)) return *api;
-  if (dynamic_cast<const BusyError*>(&error)) return {503, "unavailable_error", error.what()};
+  if (dynamic_cast<const BusyError*>(&error)) return unavailable(error.what(), 1);
+  if (dynamic_cast<const DeviceLostError*>(&error)) return {503, "unavailable_error", error.what(), "", "device_lost"};
   if (const auto* length = dynamic_cast<const ContextLengthError*>(&error)) {
     ApiError e(400, "exceed_context_size_error", error.what(), "", "context_length_exceeded");
     e.extra = {{"n_prompt_tokens", length->prompt_tokens}, {"n_ctx", length->context}};

@@ -15,9 +15,13 @@ class ApiError : public RequestError {
       : RequestError(message), status(status), type(std::move(type)), param(std::move(param)), code(std::move(code)) {}
   int status;
   std::string type, param;
-  Json code;   ///< null: the status
-  Json extra;  ///< further members of the error object
+  Json code;            ///< null: the status
+  Json extra;           ///< further members of the error object
+  int retry_after = 0;  ///< seconds after which it may be otherwise, for the header; 0: not known
 };
+
+/// 503: not now. retry_after: seconds.
+ApiError unavailable(const std::string& message, int retry_after);
 
 template <class... Args>
 [[noreturn]] void refuse(const std::string& param, fmt::format_string<Args...> format, Args&&... args) {

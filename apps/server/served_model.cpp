@@ -111,7 +111,7 @@ std::shared_ptr<ServedModel> load_served_model(
   }
   const EngineOptions engine = for_serving(sources.engine, *files);
   model->engine = make_engine(std::move(files), engine);
-  model->warm_up = sources.warm_up ? sources.warm_up(*model->engine) : model->engine->warm_up();
+  model->warm_up = sources.warm_up ? sources.warm_up(*model->engine) : model->engine->warm_up({}, true);
   model->advice = advice_for(*model->engine);
   log.info("batch: {}", model->advice.text);
   LoopOptions loop;

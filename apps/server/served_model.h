@@ -50,7 +50,7 @@ struct ModelSources {
   SchedulerOptions scheduler;
   SamplerConfig sampling;
   std::function<void(const Batch&)> before_step;  ///< see LoopOptions
-  /// Fills the fast tier as --warmup says; empty: Engine::warm_up.
+  /// Fills the fast tier as --warmup says; empty: Engine::warm_up, with tokens where there is no profile.
   std::function<Engine::WarmUp(Engine&)> warm_up;
 };
 std::shared_ptr<ServedModel> load_served_model(

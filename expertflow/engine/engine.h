@@ -119,7 +119,8 @@ class Engine {
     double seconds = 0;
     double demand = 0;  ///< share of the accesses that the profile predicts which these experts serve
   };
-  WarmUp warm_up(const std::function<void(uint64_t, uint64_t)>& progress = {});
+  /// tokens_otherwise: `auto` computes a few tokens where there is no profile.
+  WarmUp warm_up(const std::function<void(uint64_t, uint64_t)>& progress = {}, bool tokens_otherwise = false);
   /// Adds this run's use of experts to the profile of --expert-profile. Says so on the log, and why if it cannot.
   void save_profile();
   MemoryReport memory_report() const;

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <climits>
 #include <cmath>
+#include <exception>
 #include <future>
 #include <unordered_map>
 
+#include "expertflow/base/device_lost.h"
 #include "expertflow/base/errors.h"
 
 namespace ef {
@@ -35,9 +37,33 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
   const Limits& limits() const override { return limits_; }
   std::function<void()> on_step;  ///< what the step takes has left the queue
   std::atomic<double> stall{0};   ///< seconds that steps waited for experts
+  std::exception_ptr lost;        ///< what the device was lost with; no step is tried after it
 
   void run(const Batch& batch, int top, std::vector<RowLogits>& rows) override {
+    if (lost) std::rethrow_exception(lost);
     if (on_step) on_step();
+    try {
+      compute(batch, top, rows);
+    } catch (const DeviceLostError&) {
+      lost = std::current_exception();
+      throw;
+    }
+  }
+
+  std::span<const ExpertKey> likely(int32_t sequence) const override {
+    const auto it = last_.find(sequence);
+    return it == last_.end() ? std::span<const ExpertKey>() : std::span<const ExpertKey>(it->second);
+  }
+  bool near(ExpertKey key) const override { return engine_.expert_is_near(key); }
+  bool choosing() const { return choosing_; }  ///< whether steps may be too small for all tokens, and are chosen for
+  std::vector<std::vector<uint32_t>> uses() const {
+    std::vector<std::vector<uint32_t>> all;
+    for (const auto& layer : uses_) all.emplace_back(layer.begin(), layer.end());
+    return all;
+  }
+
+ private:
+  void compute(const Batch& batch, int top, std::vector<RowLogits>& rows) {
     if (before_step_) before_step_(batch);
     batch_ = &batch;
     odd_layers_.clear();
@@ -58,19 +84,6 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
     stall = engine_.stall_seconds();
   }
 
-  std::span<const ExpertKey> likely(int32_t sequence) const override {
-    const auto it = last_.find(sequence);
-    return it == last_.end() ? std::span<const ExpertKey>() : std::span<const ExpertKey>(it->second);
-  }
-  bool near(ExpertKey key) const override { return engine_.expert_is_near(key); }
-  bool choosing() const { return choosing_; }  ///< whether steps may be too small for all tokens, and are chosen for
-  std::vector<std::vector<uint32_t>> uses() const {
-    std::vector<std::vector<uint32_t>> all;
-    for (const auto& layer : uses_) all.emplace_back(layer.begin(), layer.end());
-    return all;
-  }
-
- private:
   void on_routing(LayerId layer, const float*, const float*, const RoutingView& routing) override {
     for (int64_t row = 0; row < routing.tokens; ++row) {
       const float* weights = routing.weights + row * routing.top_k;
@@ -159,8 +172,9 @@ std::vector<EngineLoop::Handle> EngineLoop::submit(std::vector<CompletionRequest
   {
     const std::lock_guard lock(mutex_);
     const bool fits = queued_ + int(handles.size()) <= options_.max_queue || queued_ == 0;
-    if (stop_ || !fits) {
+    if (stop_ || !fits || !lost_.empty()) {
       for (const Handle& handle : handles) handle->forget();
+      if (!lost_.empty()) throw DeviceLostError(lost_);
       EF_CHECK(!stop_, BusyError, "the server is shutting down");
       fail<BusyError>("the queue is full: {} requests wait, at most {} may; try again later", queued_,
                       options_.max_queue);
@@ -196,6 +210,11 @@ void EngineLoop::between_steps(const std::function<void(Engine&)>& work) {
   }
   wake_.notify_all();
   done.get_future().get();
+}
+
+std::string EngineLoop::lost() const {
+  const std::lock_guard lock(mutex_);
+  return lost_;
 }
 
 EngineLoop::Snapshot EngineLoop::snapshot() const {
@@ -267,6 +286,24 @@ void EngineLoop::take_in() {
   }
 }
 
+// Nothing that comes after this is taken in, and what has come is failed.
+void EngineLoop::give_up() {
+  std::string why = "the device is lost, the program has to be started again";
+  try {
+    std::rethrow_exception(runner_->lost);
+  } catch (const std::exception& error) {
+    why += fmt::format(": {}", error.what());
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (!lost_.empty()) return;
+    lost_ = why;
+  }
+  log_.error("{}", why);
+  take_in();
+  scheduler_->fail_all(std::make_exception_ptr(DeviceLostError(why)));
+}
+
 void EngineLoop::work() {
   for (;;) {
     std::vector<std::function<void(Engine&)>> jobs;
@@ -287,6 +324,7 @@ void EngineLoop::work() {
       log_.error("the scheduler failed: {}", error.what());
       scheduler_->fail_all(std::current_exception());
     }
+    if (runner_->lost) give_up();
     const double took = seconds(clock_.now() - start);
     {
       const std::lock_guard lock(mutex_);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -42,7 +43,7 @@ class EngineLoop {
 
   using Handle = std::shared_ptr<Completion>;
   /// Several answers to one prompt may be submitted together: the first is prefilled first. Sinks are called on the
-  /// loop's thread. RequestError as Completion's constructor, BusyError.
+  /// loop's thread. RequestError as Completion's constructor, BusyError, DeviceLostError.
   std::vector<Handle> submit(std::vector<CompletionRequest> requests, std::vector<Completion::Sink> sinks);
   /// Wakes the loop, so that a cancelled request leaves at once.
   void cancel(const Handle& handle);
@@ -54,6 +55,9 @@ class EngineLoop {
     std::vector<Scheduler::Slot> slots;
     double step_seconds = 0;  ///< spent in steps, all together
   };
+  /// Why nothing can be computed any more: the device is lost, and requests are refused with DeviceLostError. Empty: it
+  /// can.
+  std::string lost() const;
   /// As of the last step (or of the start).
   Snapshot snapshot() const;
   /// Requests that wait for their first step.
@@ -73,6 +77,7 @@ class EngineLoop {
   void publish();
   void count_queued();
   void remember(double step_seconds);
+  void give_up();
 
   Engine& engine_;
   const Tokenizer* tokenizer_;
@@ -90,6 +95,7 @@ class EngineLoop {
   std::vector<std::vector<Handle>> incoming_;
   std::vector<std::function<void(Engine&)>> jobs_;
   bool stop_ = false, nudge_ = false;
+  std::string lost_;
   int queued_ = 0;  ///< incoming, and waiting as of the last step
   Snapshot snapshot_;
   std::vector<double> step_times_;  ///< seconds of the latest steps without prompts, in a ring

@@ -93,7 +93,7 @@ struct EngineOptions {
     visit(warmup,
           {"--warmup",
            "fill the fast tier before the first token: profile (experts that earlier runs used most), tokens (by "
-           "computing a few), off, or auto (profile if there is one)"});
+           "computing a few), off, or auto (profile if there is one; serve without one: tokens)"});
     visit(expert_profile, {"--expert-profile",
                            "where use of experts is remembered: a file, off, or auto (in the user's cache folder)"});
     visit(ctx_size, {"-c,--ctx-size",

@@ -12,8 +12,9 @@ namespace ef {
 
 namespace {
 
-// Tokens that are computed to warm up: enough to touch what a short text does.
-constexpr int kWarmTokens = 32;
+// Tokens that are computed to warm up: enough to touch what a short text does; fewer where nobody asked for it, as each
+// may read its experts from a slow disk while clients wait for the server.
+constexpr int kWarmTokens = 32, kFewTokens = 8;
 
 std::vector<int> experts_by_layer(const ExpertCache& cache) {
   std::vector<int> experts;
@@ -29,11 +30,12 @@ std::filesystem::path Engine::profile_path() const {
   return profile_file(model_fingerprint(*files_));
 }
 
-Engine::WarmUp Engine::warm_up(const std::function<void(uint64_t, uint64_t)>& progress) {
+Engine::WarmUp Engine::warm_up(const std::function<void(uint64_t, uint64_t)>& progress, bool tokens_otherwise) {
   WarmUp result{"off"};
+  int tokens = options_.warmup == "tokens" ? kWarmTokens : 0;
   if (!tiers_->tier || options_.warmup == "off") return result;
   const Duration begin = clock_.now();
-  if (options_.warmup != "tokens") {
+  if (tokens == 0) {
     const std::filesystem::path file = profile_path();
     std::string why;
     const auto profile = load_profile(file, model_fingerprint(*files_), experts_by_layer(tiers_->tier->cache()), why);
@@ -41,21 +43,25 @@ Engine::WarmUp Engine::warm_up(const std::function<void(uint64_t, uint64_t)>& pr
     EF_CHECK(profile || !why.empty() || options_.warmup != "profile" || options_.expert_profile == "off" ||
                  options_.expert_profile == "auto",
              ConfigError, "expert-profile: {}: no such file", file.string());
-    if (!profile) {
+    if (profile) {
+      result.how = "profile";
+      result.experts = tiers_->tier->warm_up(profile->hottest(), progress);
+      result.demand = profile->share_of([&](ExpertKey key) { return expert_is_near(key); });
+    } else if (options_.warmup == "auto" && tokens_otherwise) {
+      tokens = kFewTokens;
+    } else {
       if (options_.warmup == "profile") log_.warn("warm-up: there is no profile of this model yet");
       return result;
     }
-    result.how = "profile";
-    result.experts = tiers_->tier->warm_up(profile->hottest(), progress);
-    result.demand = profile->share_of([&](ExpertKey key) { return expert_is_near(key); });
-  } else {
+  }
+  if (tokens > 0) {
     result.how = "tokens";
-    Sequence sequence(*this, kWarmTokens);
+    Sequence sequence(*this, tokens);
     const uint64_t vocab = uint64_t(config().vocab);
-    for (int i = 0; i < kWarmTokens && i < context_length(); ++i) {
+    for (int i = 0; i < tokens && i < context_length(); ++i) {
       const TokenId token = TokenId(uint64_t(i + 1) * 2654435761u % vocab);
       sequence.feed_silently(std::span(&token, 1));
-      if (progress) progress(uint64_t(i + 1), kWarmTokens);
+      if (progress && options_.warmup == "tokens") progress(uint64_t(i + 1), uint64_t(tokens));
     }
     result.experts = tiers_->tier->cache().stats().residents;
   }

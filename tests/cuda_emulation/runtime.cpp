@@ -35,16 +35,18 @@ struct Allocation {
 std::map<char*, Allocation> g_memory;  // by address
 size_t g_used = 0;
 
-struct Fault {
+struct PlannedFault {
   ef::emulated::Call call = ef::emulated::Call::kLaunch;
   int nth = 0;  // 0: it has come, or none was asked for
   cudaError_t error = cudaSuccess;
+  bool stays = false;
 } g_fault;
 
 // cudaSuccess, or what this call fails with.
 cudaError_t fault_of(ef::emulated::Call call) {
   std::lock_guard lock(g_mutex);
-  if (g_fault.nth == 0 || g_fault.call != call || --g_fault.nth > 0) return cudaSuccess;
+  if (g_fault.nth == 0) return g_fault.stays ? report(g_fault.error) : cudaSuccess;
+  if (g_fault.call != call || --g_fault.nth > 0) return cudaSuccess;
   return report(g_fault.error);
 }
 
@@ -155,6 +157,19 @@ const char* cudaGetErrorName(cudaError_t error) {
     EF_NAME(cudaErrorInvalidResourceHandle)
     EF_NAME(cudaErrorIllegalState)
     EF_NAME(cudaErrorNotReady)
+    EF_NAME(cudaErrorDeviceUninitialized)
+    EF_NAME(cudaErrorEccUncorrectable)
+    EF_NAME(cudaErrorNvlinkUncorrectable)
+    EF_NAME(cudaErrorIllegalAddress)
+    EF_NAME(cudaErrorLaunchOutOfResources)
+    EF_NAME(cudaErrorLaunchTimeout)
+    EF_NAME(cudaErrorContextIsDestroyed)
+    EF_NAME(cudaErrorAssert)
+    EF_NAME(cudaErrorHardwareStackError)
+    EF_NAME(cudaErrorIllegalInstruction)
+    EF_NAME(cudaErrorMisalignedAddress)
+    EF_NAME(cudaErrorInvalidAddressSpace)
+    EF_NAME(cudaErrorInvalidPc)
     EF_NAME(cudaErrorLaunchFailure)
     EF_NAME(cudaErrorStreamCaptureUnsupported)
     EF_NAME(cudaErrorStreamCaptureInvalidated)
@@ -463,9 +478,13 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
 
 namespace ef::emulated {
 
-void fail_call(Call call, int nth, cudaError_t error) {
+void fail_call(Call call, int nth, cudaError_t error, Fault fault) {
   std::lock_guard lock(g_mutex);
-  g_fault = {call, nth, error};
+  g_fault = {call, nth, error, fault == Fault::kStays};
+}
+void mend() {
+  std::lock_guard lock(g_mutex);
+  g_fault = {};
 }
 bool fault_came() {
   std::lock_guard lock(g_mutex);

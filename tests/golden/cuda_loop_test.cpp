@@ -6,6 +6,7 @@
 #include <set>
 
 #include "expertflow/backend/cuda_backend.h"
+#include "expertflow/base/device_lost.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/engine_loop.h"
 #include "tests/engine/model_rig.h"
@@ -70,7 +71,7 @@ TEST_P(CudaLoop, TokensAreTheCpusAloneAndWithNeighbours) {
   const auto cases = goldens(GetParam());
   // By shape (the default) a near tie may fall otherwise in other company: what is promised needs batch_invariant.
   for (const bool invariant : {true})
-    for (const int neighbours : {0, 3}) {
+    for (const int neighbours : {0, 1, 8}) {
       auto engine = engine_of(GetParam(), device_options(neighbours + 1, invariant));
       EngineLoop loop(*engine, nullptr, {}, kQuiet);
       std::vector<std::unique_ptr<Answer>> answers;
@@ -90,8 +91,8 @@ TEST_P(CudaLoop, TokensAreTheCpusAloneAndWithNeighbours) {
 }
 
 #ifdef EF_CUDA_EMULATED
-// A prompt with one token that the device faults on, in every kind of call; three
-// neighbours decode meanwhile, and who asks next is answered as if nothing had been.
+// A prompt with one token that the device faults on, in every kind of call; three neighbours decode meanwhile, and who
+// asks next is answered as if nothing had been. The error is of those that leave the context whole.
 TEST_P(CudaLoop, E20_ADeviceFaultFailsOnlyThoseThatMeetIt) {
   using emulated::Call;
   const auto cases = goldens(GetParam());
@@ -109,7 +110,7 @@ TEST_P(CudaLoop, E20_ADeviceFaultFailsOnlyThoseThatMeetIt) {
   options.before_step = [&](const Batch& batch) {
     for (const auto& piece : batch.pieces)
       if (std::find(piece.tokens.begin(), piece.tokens.end(), poison) != piece.tokens.end())
-        emulated::fail_call(kind, nth, cudaErrorLaunchFailure), ++faults;
+        emulated::fail_call(kind, nth, cudaErrorLaunchOutOfResources), ++faults;
   };
   EngineLoop loop(*engine, nullptr, options, kQuiet);
   for (const Call call : {Call::kLaunch, Call::kCopy, Call::kSynchronize})
@@ -131,13 +132,45 @@ TEST_P(CudaLoop, E20_ADeviceFaultFailsOnlyThoseThatMeetIt) {
           continue;
         }
         EXPECT_TRUE(answer.device_error) << answer.error;
-        EXPECT_NE(answer.error.find("cudaErrorLaunchFailure"), std::string::npos) << answer.error;
+        EXPECT_NE(answer.error.find("cudaErrorLaunchOutOfResources"), std::string::npos) << answer.error;
         EXPECT_TRUE(answer.tokens.empty());
       }
       loop.between_steps([&](Engine&) { EXPECT_GE(faults, 1); });
       EXPECT_TRUE(emulated::fault_came());
     }
   EXPECT_EQ(loop.snapshot().scheduler.running, 0);
+  EXPECT_EQ(loop.lost(), "");
+}
+
+// An error that stays: those under way, those that wait and those that come fail with it, and none waits for ever.
+TEST_P(CudaLoop, E20_ALostDeviceFailsAllAtOnce) {
+  const auto cases = goldens(GetParam());
+  auto engine = engine_of(GetParam(), device_options(2, true));
+  LoopOptions options;
+  int steps = 0;
+  options.before_step = [&](const Batch&) {
+    if (++steps == 2) emulated::fail_call(emulated::Call::kLaunch, 3, cudaErrorIllegalAddress, emulated::Fault::kStays);
+  };
+  EngineLoop loop(*engine, nullptr, options, kQuiet);
+  std::vector<std::unique_ptr<Answer>> answers;
+  std::vector<CompletionRequest> requests;
+  std::vector<Completion::Sink> sinks;
+  for (size_t i = 0; i < 4; ++i) {  // two have a slot
+    answers.push_back(std::make_unique<Answer>());
+    requests.push_back(greedy(cases[i % cases.size()].ids, 8));
+    sinks.push_back(answers.back()->sink());
+  }
+  loop.submit(std::move(requests), std::move(sinks));
+  for (const auto& answer : answers) {
+    answer->done.get_future().get();
+    EXPECT_TRUE(answer->device_error);
+    EXPECT_NE(answer->error.find("cudaErrorIllegalAddress"), std::string::npos) << answer->error;
+  }
+  loop.between_steps([&](Engine&) { EXPECT_EQ(steps, 2); });  // none was tried piece by piece
+  EXPECT_NE(loop.lost().find("cudaErrorIllegalAddress"), std::string::npos) << loop.lost();
+  EXPECT_THROW(loop.submit({greedy(cases[0].ids, 1)}, {Answer().sink()}), DeviceLostError);
+  loop.stop();
+  emulated::mend();
 }
 #endif
 

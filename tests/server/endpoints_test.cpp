@@ -20,6 +20,7 @@ TEST(Endpoints, HealthIs503UntilTheModelIsThere) {
     EXPECT_EQ(answer.json()["error"]["message"], "Loading model");
     EXPECT_EQ(answer.json()["error"]["type"], "unavailable_error");
     EXPECT_EQ(answer.json()["error"]["code"], 503);
+    EXPECT_EQ(answer.headers.at("retry-after"), "5");
   }
   EXPECT_EQ(rig.post("/v1/completions", completion_body("x")).status, 503);
   rig.load();
@@ -76,6 +77,25 @@ TEST(Endpoints, ModelsAndProps) {
   EXPECT_EQ(props["total_slots"], 4);
   EXPECT_EQ(props["default_generation_settings"]["n_ctx"], 2048);
   EXPECT_NE(props["chat_template"].get<std::string>().find("im_start"), std::string::npos);
+}
+
+TEST(Endpoints, OneModelByItsName) {
+  RigSetup setup;
+  setup.server.alias = "house/a model";
+  ServerRig rig(setup);
+  const Json listed = rig.get("/v1/models").json()["data"][0];
+  for (const char* path : {"/v1/models/house/a%20model", "/v1/models/house%2Fa%20model", "/models/house%2fa%20model"})
+    EXPECT_EQ(rig.get(path).json(), listed) << path;
+  for (const char* path : {"/v1/models/gpt-4o", "/v1/models/", "/v1/models/house", "/v1/models/house%2Fa%20model%"}) {
+    const HttpAnswer answer = rig.get(path);
+    EXPECT_EQ(answer.status, 404) << path;
+    const Json error = answer.json()["error"];
+    EXPECT_EQ(error["code"], "model_not_found");
+    EXPECT_EQ(error["type"], "invalid_request_error");
+    EXPECT_EQ(error["param"], "model");
+  }
+  EXPECT_EQ(rig.get("/v1/models/gpt-4o").json()["error"]["message"], "The model 'gpt-4o' does not exist");
+  EXPECT_EQ(rig.post("/v1/models/gpt-4o", Json::object()).status, 405);
 }
 
 TEST(Endpoints, EmbeddingsAreRefusedClearly) {

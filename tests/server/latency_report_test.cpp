@@ -90,6 +90,7 @@ class ProfiledServer : public ::testing::Test {
     folder_ = name;
     setup_.budget = "25%";
     setup_.prefetch = "off";
+    setup_.warmup = "profile";
     setup_.profile = (folder_ / "profile.json").string();
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
@@ -123,6 +124,24 @@ TEST_F(ProfiledServer, LeavesItsUseToTheNextWhichStartsWarm) {
   const Json report = rig.get("/report").json();
   EXPECT_EQ(report["warm_up"]["how"], "profile");
   EXPECT_EQ(report["warm_up"]["predicted_hit_rate"].get<double>(), rig.model().warm_up.demand);
+}
+
+// The first request of all finds experts that it would have waited for.
+TEST_F(ProfiledServer, WithoutAProfileAFewTokensWarmUp) {
+  const auto misses_of_the_first = [&](const char* warmup) {
+    setup_.warmup = warmup;
+    ServerRig rig(setup_);
+    const uint64_t before = rig.loop().snapshot().experts.misses;
+    const Json warm_up = rig.get("/report").json()["warm_up"];
+    EXPECT_EQ(warm_up["how"], warmup == std::string("off") ? "off" : "tokens");
+    EXPECT_EQ(warm_up["experts"].get<size_t>() > 12 * 4, warmup != std::string("off"));
+    EXPECT_TRUE(warm_up["predicted_hit_rate"].is_null());
+    EXPECT_EQ(rig.post("/v1/completions", completion_body(kStory, 1)).status, 200);
+    EXPECT_TRUE(eventually([&] { return rig.loop().snapshot().scheduler.running == 0; }));
+    return rig.loop().snapshot().experts.misses - before;
+  };
+  const uint64_t warm = misses_of_the_first("auto");
+  EXPECT_LT(warm, misses_of_the_first("off"));
 }
 
 }  // namespace

@@ -1,8 +1,13 @@
-// The load generator's client against the server, and against a server that misbehaves.
+// The load generator: its plan, its report, and its client against the server.
 #include "apps/server/load_client.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "apps/server/load_plan.h"
 #include "expertflow/base/errors.h"
 #include "tests/server/rig.h"
 
@@ -69,6 +74,86 @@ TEST(Load, FailuresSayWhy) {
   records =
       server::run_load(target_of("http://127.0.0.1:" + std::to_string(closed)), {{stream_body("x", 1), -1}}, 1, 60);
   EXPECT_NE(records[0].error.find("cannot connect"), std::string::npos);
+}
+
+std::vector<double> arrivals(int64_t seed) {
+  server::LoadPlan plan;
+  plan.prompts = "1-1:1";
+  plan.rate = 8;
+  plan.requests = 4000;
+  plan.seed = seed;
+  std::vector<double> at;
+  for (const auto& r : server::make_requests(plan, nullptr)) at.push_back(r.at);
+  return at;
+}
+
+// Gaps of a Poisson process: mean and deviation 1/rate, and e^-1 of them are longer than that.
+TEST(LoadPlan, ArrivalsArePoissonFromASeed) {
+  const std::vector<double> at = arrivals(1);
+  EXPECT_EQ(arrivals(1), at);
+  EXPECT_NE(arrivals(2), at);
+  double last = 0, sum = 0, squares = 0, longer = 0;
+  for (const double t : at) {
+    const double gap = t - last;
+    ASSERT_GT(gap, 0);
+    sum += gap, squares += gap * gap, longer += gap > 1.0 / 8;
+    last = t;
+  }
+  const double n = double(at.size()), mean = sum / n;
+  EXPECT_NEAR(mean * 8, 1, 0.05);
+  EXPECT_NEAR(std::sqrt(squares / n - mean * mean) * 8, 1, 0.08);
+  EXPECT_NEAR(longer / n, std::exp(-1.0), 0.03);
+}
+
+TEST(LoadPlan, PromptsFollowTheMix) {
+  server::LoadPlan plan;
+  plan.prompts = "2-3:70,10-12:30";
+  plan.rate = 0;
+  plan.requests = 2000;
+  std::map<int64_t, int> lengths;
+  for (const auto& r : server::make_requests(plan, nullptr)) {
+    EXPECT_LT(r.at, 0);  // a closed loop
+    const std::string prompt = Json::parse(r.body)["prompt"];
+    ++lengths[1 + std::count(prompt.begin(), prompt.end(), ' ')];
+  }
+  EXPECT_EQ(lengths.size(), 5u);
+  EXPECT_NEAR(lengths[2] + lengths[3], 1400, 60);
+  EXPECT_NEAR(lengths[2], lengths[3], 120);
+  EXPECT_EQ(lengths[10] + lengths[11] + lengths[12], 2000 - lengths[2] - lengths[3]);
+}
+
+TEST(LoadPlan, TheReportHoldsPercentilesAndTheShareWithinTheServiceLevel) {
+  std::vector<server::LoadRecord> records(102);
+  for (size_t i = 0; i < 100; ++i) {
+    server::LoadRecord& r = records[i];
+    r.due = double(i);
+    r.first = r.due + double(i + 1) / 100;  // 0.01 to 1 s
+    r.gaps = {0.1, i < 50 ? 0.1 : 0.5};
+    r.end = r.first + 1;
+    r.prompt_tokens = 10, r.cached_tokens = 4, r.output_tokens = 3;
+  }
+  records[100].error = records[101].error = "no answer in time";
+  const auto report = server::load_report(records, 0.405, 0.2);
+  EXPECT_EQ(report["requests"], 102);
+  EXPECT_EQ(report["failed"], 2);
+  EXPECT_EQ(report["errors"]["no answer in time"], 2);
+  EXPECT_DOUBLE_EQ(report["seconds"], 101);
+  EXPECT_DOUBLE_EQ(report["requests_per_second"], 100.0 / 101);
+  EXPECT_DOUBLE_EQ(report["output_tokens_per_second"], 300.0 / 101);
+  EXPECT_EQ(report["prompt_tokens"], 1000);
+  EXPECT_EQ(report["cached_tokens"], 400);
+  const auto& ttft = report["ttft_seconds"];
+  EXPECT_NEAR(ttft["mean"].get<double>(), 0.505, 1e-9);
+  EXPECT_NEAR(ttft["p50"].get<double>(), 0.50, 1e-9);
+  EXPECT_NEAR(ttft["p95"].get<double>(), 0.95, 1e-9);
+  EXPECT_NEAR(ttft["p99"].get<double>(), 0.99, 1e-9);
+  EXPECT_NEAR(ttft["max"].get<double>(), 1, 1e-9);
+  EXPECT_DOUBLE_EQ(report["itl_seconds"]["p50"], 0.1);
+  EXPECT_DOUBLE_EQ(report["itl_seconds"]["p95"], 0.5);
+  EXPECT_NEAR(report["sla"]["share"].get<double>(), 40.0 / 102, 1e-3);  // of the first fifty forty
+  records.resize(1);
+  records[0].error = "gone";
+  EXPECT_TRUE(server::load_report(records, 1, 1)["ttft_seconds"].is_null());
 }
 
 TEST(Load, ThePageIsSelfContained) {

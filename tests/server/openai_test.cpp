@@ -77,6 +77,27 @@ TEST(OpenAi, E16_WithoutALimitTheContextIsOne) {
   }
 }
 
+// null is absent. Completions have OpenAI's own default there, 16; of chats the context is the limit.
+TEST(OpenAi, E16_NoLimitAndNullAreTheSame) {
+  RigSetup setup;
+  setup.parallel = 1;
+  setup.ctx_size = 64;
+  ServerRig rig(setup);
+  for (const char* name : {"max_tokens", "max_completion_tokens", ""}) {
+    Json completion = completion_body("a cat"), chat = chat_body("a cat");
+    for (Json* body : {&completion, &chat}) {
+      body->erase("max_tokens");
+      (*body)["ignore_eos"] = true;
+      if (*name) (*body)[name] = nullptr;
+    }
+    const Json whole = rig.post("/v1/completions", completion).json(),
+               said = rig.post("/v1/chat/completions", chat).json();
+    EXPECT_EQ(whole["usage"]["completion_tokens"], 16) << name;
+    EXPECT_EQ(said["usage"]["total_tokens"], 64) << name;
+    for (const Json& answer : {whole, said}) EXPECT_EQ(answer["choices"][0]["finish_reason"], "length") << name;
+  }
+}
+
 TEST(OpenAi, AStreamHoldsTheSameText) {
   Json body = completion_body(kStory, 48);
   body["stream"] = true;
@@ -266,7 +287,9 @@ TEST(OpenAi, E9_UsageComesInALastChunkOfItsOwn) {
 }
 
 TEST(OpenAi, E19_GreedyAnswersAreEqualAndSeedsAreHonoured) {
-  ServerRig& rig = shared_rig();
+  RigSetup setup;
+  setup.parallel = 8;  // all in one batch
+  ServerRig rig(setup);
   std::vector<std::thread> threads;
   std::vector<std::string> texts(8);
   for (size_t i = 0; i < texts.size(); ++i)

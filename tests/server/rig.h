@@ -21,10 +21,12 @@ struct RigSetup {
   int parallel = 4;
   int64_t ctx_size = 2048;
   std::string budget = "auto", profile = "off";  ///< no test finds what another has left
+  std::string warmup = "off";                    ///< counts are those of the requests
   server::ServerOptions server;
   SchedulerOptions scheduler;
   std::function<void(const Batch&)> before_step;
   std::function<void(EditableCheckpoint&)> edit;  ///< changes the model
+  std::string max_kv_cache_memory;
   bool load = true;
   double probe_seconds = 0.05;
   std::string prefetch = "auto";  ///< "off": how many copies there are is a fact, not a matter of speed
@@ -65,6 +67,8 @@ class ServerRig {
     sources.engine.threads = 2;
     sources.engine.expert_profile = setup_.profile;
     sources.engine.async_prefetch = setup_.prefetch;
+    sources.engine.warmup = setup_.warmup;
+    sources.engine.max_kv_cache_memory = setup_.max_kv_cache_memory;
     sources.scheduler = setup_.scheduler;
     sources.sampling.temperature = 0;
     sources.before_step = setup_.before_step;

@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "expertflow/base/device_lost.h"
 #include "expertflow/base/errors.h"
 #include "tests/server/rig.h"
 
@@ -310,6 +311,43 @@ TEST(Robustness, E20_AFaultFailsOnlyItsRequest) {
   EXPECT_EQ(rig.get("/health").status, 200);
 }
 
+// All under way, all that wait and all that come are told so; nothing is tried again.
+TEST(Robustness, ALostDeviceIs503ForEverybody) {
+  StepGate gate;
+  std::atomic<int> steps{0};
+  RigSetup setup;
+  setup.parallel = 1;
+  setup.before_step = [&, hold = gate.hook()](const Batch& batch) {
+    hold(batch);
+    if (++steps == 3) throw DeviceLostError("cuda: wait for a stream: cudaErrorIllegalAddress");
+  };
+  ServerRig rig(setup);
+  rig.before_end = [&] { gate.open(); };
+  Client decoding(rig.port()), waiting(rig.port());
+  Json body = completion_body(kStory, 50);
+  body["stream"] = true;
+  decoding.send(Client::request("POST", "/v1/completions", body.dump()));
+  gate.wait_arrived(1);
+  waiting.send(Client::request("POST", "/v1/completions", completion_body("a cat", 2).dump()));
+  ASSERT_TRUE(eventually([&] { return rig.loop().queued() == 1; }));
+  EXPECT_EQ(rig.get("/health").status, 200);
+  gate.open();
+  const HttpAnswer streamed = decoding.answer();
+  EXPECT_EQ(streamed.status, 200);
+  EXPECT_EQ(streamed.chunks().back()["error"]["code"], "device_lost");
+  for (const HttpAnswer& answer :
+       {waiting.answer(), rig.post("/v1/completions", completion_body("a cat", 2)),
+        rig.post("/v1/chat/completions", chat_body("a cat", 2)), rig.get("/health"), rig.get("/v1/health")}) {
+    EXPECT_EQ(answer.status, 503);
+    const Json error = answer.json()["error"];
+    EXPECT_EQ(error["type"], "unavailable_error");
+    EXPECT_EQ(error["code"], "device_lost");
+    EXPECT_NE(error["message"].get<std::string>().find("cudaErrorIllegalAddress"), std::string::npos) << error;
+  }
+  EXPECT_EQ(steps, 3);
+  EXPECT_EQ(rig.get("/metrics").status, 200);
+}
+
 TEST(Robustness, AFullQueueIs503) {
   StepGate gate;
   RigSetup setup;
@@ -331,6 +369,7 @@ TEST(Robustness, AFullQueueIs503) {
   const HttpAnswer refused = rig.post("/v1/completions", completion_body("a cat", 2));
   EXPECT_EQ(refused.status, 503);
   EXPECT_EQ(refused.json()["error"]["type"], "unavailable_error");
+  EXPECT_EQ(refused.headers.at("retry-after"), "1");
   gate.open();
   for (auto& client : clients) EXPECT_EQ(client->answer().status, 200);
 }
@@ -347,7 +386,9 @@ TEST(Robustness, DrainingFinishesWhatIsUnderWay) {
   gate.wait_arrived(1);
   rig.api().begin_shutdown();
   EXPECT_EQ(idle.get("/health").status, 503);
-  EXPECT_EQ(idle.post("/v1/completions", completion_body("x", 1)).status, 503);
+  const HttpAnswer late = idle.post("/v1/completions", completion_body("x", 1));
+  EXPECT_EQ(late.status, 503);
+  EXPECT_EQ(late.headers.at("retry-after"), "5");
   std::thread drain([&] { EXPECT_TRUE(rig.http().drain()); });
   gate.open();
   const HttpAnswer answer = client.answer();

@@ -57,7 +57,7 @@ void HttpServer::serve(int connection) {
     const ssize_t n = ::recv(connection, buffer, sizeof(buffer), 0);
     if (n <= 0) return;
     text.append(buffer, size_t(n));
-    if (text.front() != 'G') {  // a TLS greeting
+    if (text.front() != 'G' && text.front() != 'P') {  // a TLS greeting
       constexpr char kPlain[] = "HTTP/1.1 400 plain HTTP only\r\n\r\n";
       (void)!::send(connection, kPlain, sizeof(kPlain) - 1, MSG_NOSIGNAL);
       return;
@@ -75,6 +75,14 @@ void HttpServer::serve(int connection) {
     std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return char(std::tolower(c)); });
     const size_t begin = line.find_first_not_of(' ', colon + 1), end = line.find_last_not_of("\r ");
     request.headers[name] = begin <= end ? line.substr(begin, end - begin + 1) : "";
+  }
+  if (const std::string length = request.header("content-length"); !length.empty()) {
+    request.body = text.substr(text.find("\r\n\r\n") + 4);
+    while (request.body.size() < std::stoul(length)) {
+      const ssize_t n = ::recv(connection, buffer, sizeof(buffer), 0);
+      if (n <= 0) return;
+      request.body.append(buffer, size_t(n));
+    }
   }
   ServedAnswer answer;
   {

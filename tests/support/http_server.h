@@ -14,6 +14,7 @@ namespace ef::testing {
 struct ServedRequest {
   std::string path;                            ///< with the query
   std::map<std::string, std::string> headers;  ///< names in lower case
+  std::string body;
   std::string header(const std::string& name) const {
     const auto it = headers.find(name);
     return it == headers.end() ? "" : it->second;

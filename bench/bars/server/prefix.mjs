@@ -1,12 +1,12 @@
 // A long prompt twice: what the second computes of it.
 import {readFileSync} from "node:fs";
-import {metric, Server} from "../../../tests/server/e2e/server.mjs";
+import {metric, Server, settled} from "../../../tests/server/e2e/server.mjs";
 
 const text = readFileSync(new URL("../../../README.md", import.meta.url), "utf8").slice(0, 4800);
 const server = await Server.start(["--temp", "0", "--parallel", "2"]);
 // Counts are of the last whole step: the one that answered has to be over.
 const computed = async () => {
-  while ((await (await fetch(`${server.url}/slots`)).json()).some((s) => s.is_processing));
+  await settled(server);
   return metric(server, "expertflow:prefill_tokens_total");
 };
 const ask = async () => {

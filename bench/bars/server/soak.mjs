@@ -1,47 +1,55 @@
 // Many clients for minutes, some of which go away in the middle and some of which send nonsense: every whole answer is
-// the one that the model gives alone, memory comes back, slots come back.
-import {readFileSync} from "node:fs";
+// the one that the model gives alone, every cut stream begins as that does, memory, slots and threads come back.
+import {readdirSync, readFileSync} from "node:fs";
 import http from "node:http";
-import {metric, Server} from "../../../tests/server/e2e/server.mjs";
+import {metric, Server, settled} from "../../../tests/server/e2e/server.mjs";
 
 const clients = Number(process.env.CLIENTS ?? 200), seconds = Number(process.env.SECONDS_LONG ?? 180);
-const server = await Server.start(["--parallel", "16", "-c", "8192", "--max-queue", "1000"]);
+const server = await Server.start(["--parallel", "16", "-c", "8192", "--max-queue", "1000", "-t", "2"]);
 const agent = new http.Agent({keepAlive: true, maxSockets: Infinity});
 let state = 12345;
 const random = () => (state = (Math.imul(state, 1103515245) + 12345) >>> 0) / 2 ** 32;
 const rss = () => Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${server.pid}/status`, "utf8"))[1]) / 1024;
+// Of the server itself: the kernel's workers for io_uring come and go.
+const threads = () => readdirSync(`/proc/${server.pid}/task`)
+  .filter((t) => !readFileSync(`/proc/${server.pid}/task/${t}/comm`, "utf8").startsWith("iou-")).length;
+setTimeout(() => { console.error("soak: it hangs"); process.exit(1); }, 1e3 * (2 * seconds + 240)).unref();
 
-// cutAfter: bytes of the answer after which the client goes; 0: before any.
-function post(body, {cutAfter = Infinity, path = "/v1/completions"} = {}) {
+// events: of a stream, after so many the client goes; within: seconds after which it goes.
+function post(body, {events = Infinity, within = Infinity, path = "/v1/completions"} = {}) {
+  const cuts = events < Infinity || within < Infinity;
   return new Promise((resolve, reject) => {
     const text = typeof body === "string" ? body : JSON.stringify(body);
-    const request = http.request({port: server.port, path, method: "POST", agent: cutAfter === Infinity ? agent : undefined,
+    let answer = "";
+    const cut = () => { request.destroy(); resolve({cut: true, answer}); };
+    const request = http.request({port: server.port, path, method: "POST", agent: cuts ? undefined : agent,
                                   headers: {"Content-Type": "application/json", "Content-Length": Buffer.byteLength(text)}},
       (response) => {
-        let answer = "";
         response.setEncoding("utf8");
         response.on("data", (piece) => {
           answer += piece;
-          if (answer.length >= cutAfter) request.destroy(), resolve({cut: true});
+          if (answer.split("\n\ndata: ").length > events) cut();
         });
         response.on("end", () => resolve({status: response.statusCode, answer}));
-        response.on("error", () => resolve({cut: true}));
+        response.on("error", (error) => reject(error));
       });
-    request.on("error", (error) => (cutAfter === Infinity ? reject(error) : resolve({cut: true})));
+    request.on("error", (error) => (cuts ? resolve({cut: true, answer}) : reject(error)));
     request.end(text);
-    if (cutAfter === 0) setTimeout(() => { request.destroy(); resolve({cut: true}); }, 30 * random());
+    if (within < Infinity) setTimeout(cut, 1e3 * within);
   });
 }
-function textOf(answer) {
+// whole: false: the last event may be a part of one, and the end is not there.
+function textOf(answer, whole = true) {
   let text = "", done = false;
-  for (const event of answer.split("\n\n")) {
+  const events = answer.split("\n\n");
+  for (const event of whole ? events : events.slice(0, -1)) {
     if (event === "" || event.startsWith(":")) continue;
     if (event === "data: [DONE]") { done = true; continue; }
     const json = JSON.parse(event.slice(6));
     if (json.error) throw new Error(event);
     text += json.choices[0]?.text ?? "";
   }
-  if (!done) throw new Error("a stream without its end");
+  if (whole && !done) throw new Error("a stream without its end");
   return text;
 }
 
@@ -57,6 +65,8 @@ for (const request of requests) solo.push(textOf((await post({...request, stream
 
 const counts = {whole: 0, cut: 0, malformed: 0, wrong: 0};
 const nonsense = ["{", "[]", '{"prompt": 5}', '{"prompt": "x", "max_tokens": "many"}', "\xff\xfe", '{"prompt": []}'];
+const differs = (found, i) => { ++counts.wrong; console.error(`differs:\n${found}\n${solo[i]}`); };
+const times = [];  // seconds that the latest whole answers took
 async function client(until) {
   while (performance.now() < until) {
     const kind = random(), i = Math.floor(random() * requests.length), stream = random() < 0.7;
@@ -65,35 +75,44 @@ async function client(until) {
       if (r.status !== 400) throw new Error(`nonsense was answered with ${r.status}`);
       JSON.parse(r.answer);
       ++counts.malformed;
-    } else if (kind < 0.15) {
-      await post({...requests[i], stream}, {cutAfter: random() < 0.4 ? 0 : 1 + Math.floor(random() * 3000)});
+    } else if (kind < 0.25) {
+      // In less time than any answer took of late it is surely under way.
+      const how = stream ? {events: 1 + Math.floor(8 * random())} : {within: Math.min(...times, 1) * (0.1 + 0.4 * random())};
+      const r = await post({...requests[i], stream}, how);
       ++counts.cut;
+      if (stream && !solo[i].startsWith(textOf(r.answer, false))) differs(r.answer, i);
     } else {
-      const r = await post({...requests[i], stream});
+      const begin = performance.now(), r = await post({...requests[i], stream});
       if (r.status !== 200) throw new Error(`${r.status}: ${r.answer}`);
+      times.push((performance.now() - begin) / 1e3);
+      if (times.length > 64) times.shift();
       const text = stream ? textOf(r.answer) : JSON.parse(r.answer).choices[0].text;
       ++counts.whole;
-      if (text !== solo[i]) ++counts.wrong, console.error(`differs:\n${text}\n${solo[i]}`);
+      if (text !== solo[i]) differs(text, i);
     }
   }
 }
 const everybody = (time) => Promise.all(Array.from({length: clients}, () => client(performance.now() + 1e3 * time)));
-const settled = async () => {
-  for (;;) {
-    const slots = await (await fetch(`${server.url}/slots`)).json();
-    if (slots.every((s) => !s.is_processing) && await metric(server, "vllm:num_requests_waiting") === 0) return slots.length;
-    await new Promise((resolve) => setTimeout(resolve, 50));
-  }
-};
+const aborted = () => metric(server, "vllm:request_success_total", 'finished_reason="abort"');
+const threadsBefore = threads();
 await everybody(Math.min(20, seconds / 4));  // memory that is taken once
-const slotsBefore = await settled(), rssBefore = rss();
+const slotsBefore = await settled(server), rssBefore = rss(), abortedBefore = await aborted();
+for (const name in counts) if (name !== "wrong") counts[name] = 0;
+let threadsUnderLoad = 0, open = 0;
+setTimeout(async () => {
+  open = await metric(server, "vllm:num_requests_running") + await metric(server, "vllm:num_requests_waiting");
+  threadsUnderLoad = threads();
+}, 500 * seconds);
 await everybody(seconds);
-const slotsAfter = await settled(), rssAfter = rss();
+const slotsAfter = await settled(server), rssAfter = rss(), gone = await aborted() - abortedBefore;
 const kv = await metric(server, "vllm:kv_cache_usage_perc"), preemptions = await metric(server, "vllm:num_preemptions_total");
 agent.destroy();
 const code = await server.stop();
+const share = gone / (counts.whole + counts.cut + counts.malformed), growth = rssAfter / rssBefore - 1;
 console.log(`${clients} clients, ${seconds} s: ${counts.whole} whole answers, ${counts.wrong} unlike their solo runs, ${counts.cut} cut, ` +
-            `${counts.malformed} malformed; ${preemptions} preemptions; slots ${slotsBefore} and ${slotsAfter} free, KV in use ${kv}; exit code ${code}`);
-const growth = rssAfter / rssBefore - 1;
+            `${gone} of them under way when the server saw it (${(100 * share).toFixed(1)} % of all, at least 10 %), ${counts.malformed} malformed; ` +
+            `${preemptions} preemptions; slots ${slotsBefore} and ${slotsAfter} free, KV in use ${kv}; ` +
+            `${threadsBefore} threads at the start, ${threadsUnderLoad} with ${open} requests; exit code ${code}`);
 console.log(`soak: ${counts.whole} answers, ${counts.wrong} wrong; memory ${rssBefore.toFixed(0)} to ${rssAfter.toFixed(0)} MiB (${(100 * growth).toFixed(1)} %, at most 5 %)`);
-process.exit(counts.wrong === 0 && counts.whole > clients && counts.cut > 0 && growth <= 0.05 && slotsAfter === slotsBefore && kv === 0 && code === 0 ? 0 : 1);
+process.exit(counts.wrong === 0 && counts.whole > clients && share >= 0.1 && counts.malformed > 0 && growth <= 0.05 && slotsAfter === slotsBefore &&
+             kv === 0 && threadsUnderLoad === threadsBefore && open > clients / 2 && code === 0 ? 0 : 1);

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "expertflow/backend/cuda/cuda_profile.h"
+#include "expertflow/base/device_lost.h"
 #include "expertflow/base/errors.h"
 
 namespace ef::cuda {
@@ -18,12 +20,36 @@ constexpr uint64_t kAlign = 256;
 // A graph of a large model takes a few MiB; contexts grow through a handful of keys.
 constexpr size_t kMostGraphs = 16;
 
+// Of these the runtime says that every later call fails alike, until the process ends.
+bool loses_context(cudaError_t error) {
+  switch (error) {
+    case cudaErrorDeviceUninitialized:
+    case cudaErrorEccUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 void check(cudaError_t error, std::string_view op) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();  // the next op is not to be blamed for this one, unless the context is lost
-  fail<DeviceError>("cuda: {}: {} ({})", op, cudaGetErrorString(error), cudaGetErrorName(error));
+  const std::string what = fmt::format("cuda: {}: {} ({})", op, cudaGetErrorString(error), cudaGetErrorName(error));
+  if (loses_context(error)) throw DeviceLostError(what);
+  throw DeviceError(what);
 }
 
 CudaStream::CudaStream(Backend& backend, int device) : backend_(backend), device_(device) {

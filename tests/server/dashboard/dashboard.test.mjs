@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import {after, before, test} from "node:test";
 import puppeteer from "puppeteer-core";
-import {Server} from "../e2e/server.mjs";
+import {Server, settled} from "../e2e/server.mjs";
 
 let server, browser;
 const elsewhere = [];
@@ -75,7 +75,7 @@ test("Escape stops an answer, and its slot is free", async () => {
   await page.waitForFunction(() => (document.querySelector(".assistant")?.textContent.length ?? 0) > 10);
   await page.keyboard.press("Escape");
   await page.waitForFunction(() => document.querySelector(".assistant .speed").textContent === "stopped");
-  while ((await (await fetch(`${server.url}/slots`)).json()).some((s) => s.is_processing));
+  await settled(server);
   await page.close();
 });
 

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import {after, before, test} from "node:test";
 import OpenAI from "openai";
-import {metric, rawEvents, Server} from "./server.mjs";
+import {metric, rawEvents, Server, settled} from "./server.mjs";
 
 const key = "e2e-key";
 const story = "Once upon a time there was a little girl who lived near the forest.";
@@ -22,6 +22,8 @@ test("models", async () => {
   const models = [];
   for await (const model of client.models.list()) models.push(model.id);
   assert.deepEqual(models, ["demo-Q5_K_M.gguf"]);
+  assert.equal((await client.models.retrieve(models[0])).id, models[0]);
+  await assert.rejects(client.models.retrieve("gpt-4o"), (e) => e instanceof OpenAI.NotFoundError && e.code === "model_not_found");
 });
 
 test("chat, whole and streamed", async () => {
@@ -111,10 +113,7 @@ test("abort frees the slot", async () => {
   for await (const chunk of stream) {
     if (++seen === 5) stream.controller.abort();
   }
-  for (;;) {
-    const slots = await (await fetch(`${server.url}/slots`)).json();
-    if (slots.every((s) => !s.is_processing)) break;
-  }
+  await settled(server);
   assert.ok((await metric(server, "vllm:generation_tokens_total")) - before < 1900);
 });
 
@@ -148,9 +147,11 @@ test("tools", async () => {
   }
 });
 
+const raw = (path, body, options = {}) => fetch(`${server.url}${path}`, {method: "POST", headers: {"Content-Type": "application/json"},
+  body: JSON.stringify(body), ...options});
+
 test("raw events", async () => {
-  const response = await fetch(`${server.url}/v1/completions`, {method: "POST", headers: {"Content-Type": "application/json"},
-    body: JSON.stringify({prompt: story, max_tokens: 24, stream: true, temperature: 0, stream_options: {include_usage: true}})});
+  const response = await raw("/v1/completions", {prompt: story, max_tokens: 24, stream: true, temperature: 0, stream_options: {include_usage: true}});
   assert.equal(response.status, 200);
   const events = [];
   for await (const event of rawEvents(response)) events.push(event);
@@ -160,4 +161,57 @@ test("raw events", async () => {
   assert.equal(chunks.at(-1).usage.completion_tokens, 24);
   assert.equal(chunks.at(-2).choices[0].finish_reason, "length");
   assert.equal(chunks.slice(0, -1).map((c) => c.choices[0].text).join(""), (await complete()).choices[0].text);
+});
+
+test("raw events of a chat", async () => {
+  const response = await raw("/v1/chat/completions", {messages: ask, max_tokens: 16, stream: true});
+  assert.match(response.headers.get("content-type"), /^text\/event-stream/);
+  const events = [];
+  for await (const event of rawEvents(response)) events.push(event);
+  assert.equal(events.pop(), "[DONE]");
+  const chunks = events.map(JSON.parse);
+  assert.deepEqual(new Set(chunks.map((c) => `${c.id} ${c.object}`)), new Set([`${chunks[0].id} chat.completion.chunk`]));
+  assert.equal(chunks[0].choices[0].delta.role, "assistant");
+  assert.deepEqual(chunks.map((c) => c.choices[0].finish_reason).filter((r) => r !== null), ["length"]);
+  assert.equal(chunks.map((c) => c.choices[0].delta.content ?? "").join(""), (await chat()).choices[0].message.content);
+});
+
+test("an error before a stream is no stream", async () => {
+  for (const [path, body, status] of [["/v1/chat/completions", {messages: ask, max_tokens: "many", stream: true}, 400],
+    ["/v1/completions", {prompt: " cat".repeat(3000), stream: true}, 400], ["/v1/nowhere", {stream: true}, 404]]) {
+    const response = await raw(path, body);
+    assert.equal(response.status, status);
+    assert.match(response.headers.get("content-type"), /^application\/json/);
+    const {error} = await response.json();
+    assert.equal(typeof error.message, "string");
+    assert.deepEqual(Object.keys(error).slice(0, 4), ["message", "type", "param", "code"]);
+  }
+});
+
+test("a raw stream that its reader leaves", async () => {
+  const aborts = () => metric(server, "vllm:request_success_total", 'finished_reason="abort"');
+  const before = await aborts(), controller = new AbortController();
+  const response = await raw("/v1/chat/completions", {messages: ask, max_tokens: 1900, ignore_eos: true, stream: true}, {signal: controller.signal});
+  let seen = 0;
+  await assert.rejects(async () => {
+    for await (const event of rawEvents(response)) if (JSON.parse(event) && ++seen === 5) controller.abort();
+  }, {name: "AbortError"});
+  await settled(server);
+  assert.equal(await aborts() - before, 1);
+});
+
+test("SIGTERM in the middle of a stream", async () => {
+  const ending = await Server.start(["--temp", "0", "--drain-timeout", "150"]);
+  const response = await fetch(`${ending.url}/v1/completions`, {method: "POST", headers: {"Content-Type": "application/json"},
+    body: JSON.stringify({prompt: story, max_tokens: 300, ignore_eos: true, stream: true, stream_options: {include_usage: true}})});
+  const events = [];
+  let code;
+  for await (const event of rawEvents(response)) {
+    events.push(event);
+    if (events.length === 3) code = ending.stop();
+  }
+  assert.equal(events.pop(), "[DONE]");
+  assert.equal(JSON.parse(events.at(-1)).usage.completion_tokens, 300);
+  assert.equal(await code, 0);
+  await assert.rejects(fetch(ending.url));
 });

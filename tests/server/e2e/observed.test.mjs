@@ -63,7 +63,7 @@ test("a run leaves its use of experts to the next, outside of the model's folder
   const beside = fs.readdirSync(path.dirname(demoModel)), before = digest(demoModel);
   const cold = await Server.start(args);
   assert.match(cold.log, /batch: the KV cache holds \d+ sequences/);
-  assert.equal(await metric(cold, "expertflow:warm_up_experts"), 0);
+  assert.match(cold.log, /warm-up \(tokens\): \d+ experts near/);  // nothing is known yet
   const text = (await (await complete(cold, {})).json()).choices[0].text;
   const misses = await metric(cold, "expertflow:expert_misses_total");
   assert.equal(await cold.stop(), 0);

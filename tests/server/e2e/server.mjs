@@ -7,11 +7,16 @@ const root = path.resolve(path.dirname(fileURLToPath(import.meta.url)), "../../.
 export const binary = process.env.EXPERTFLOW ?? path.join(root, "build/release/bin/expertflow");
 export const demoModel = path.join(root, "models/demo/demo-Q5_K_M.gguf");
 
+const running = new Set();
+process.on("exit", () => running.forEach((child) => child.kill("SIGKILL")));  // whatever ended us, none stays behind
+
 export class Server {
   static async start(args = [], model = demoModel) {
     const s = new Server();
     const env = {EXPERTFLOW_EXPERT_PROFILE: "off", ...process.env};  // no run finds what another has left
     s.process = spawn(binary, ["serve", "-m", model, "--port", "0", ...args], {stdio: ["ignore", "ignore", "pipe"], env});
+    running.add(s.process);
+    s.process.on("close", () => running.delete(s.process));
     s.log = "";
     s.ended = new Promise((resolve) => s.process.on("close", (code, signal) => resolve(code ?? signal)));
     await new Promise((resolve, reject) => {
@@ -49,11 +54,24 @@ export async function* rawEvents(response) {
   if (held !== "") throw new Error(`the last event does not end: ${held}`);
 }
 
-export async function metric(server, name) {
+// When nothing is computed and nothing waits: the number of slots. A slot that does not come back is an error, not a wait.
+export async function settled(server, seconds = 60) {
+  const deadline = performance.now() + 1e3 * seconds;
+  for (;;) {
+    const slots = await (await fetch(`${server.url}/slots`)).json();
+    const waiting = await metric(server, "vllm:num_requests_waiting");
+    if (slots.every((s) => !s.is_processing) && waiting === 0) return slots.length;
+    if (performance.now() > deadline) throw new Error(`after ${seconds} s ${waiting} requests wait, slots: ${JSON.stringify(slots)}`);
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  }
+}
+
+// labels: only of samples that carry this text.
+export async function metric(server, name, labels = "") {
   const text = await (await fetch(`${server.url}/metrics`)).text();
   let sum = 0, found = false;
   for (const line of text.split("\n"))
-    if (line.startsWith(`${name}{`)) sum += Number(line.slice(line.lastIndexOf(" ") + 1)), found = true;
+    if (line.startsWith(`${name}{`) && line.includes(labels)) sum += Number(line.slice(line.lastIndexOf(" ") + 1)), found = true;
   if (!found) throw new Error(`no metric ${name}`);
   return sum;
 }

@@ -211,7 +211,12 @@ void Session::take() {
   std::string& body = stream_.body;
   for (size_t end = 0; (end = body.find("\n\n")) != std::string::npos; body.erase(0, end + 2)) {
     constexpr std::string_view kData = "data: ";
-    if (body.starts_with(kData)) event(body.substr(kData.size(), end - kData.size()));
+    if (!body.starts_with(kData)) continue;
+    try {
+      event(body.substr(kData.size(), end - kData.size()));
+    } catch (const nlohmann::json::exception&) {
+      done("an event of another form than OpenAI's");
+    }
   }
 }
 

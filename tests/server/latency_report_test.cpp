@@ -90,7 +90,6 @@ class ProfiledServer : public ::testing::Test {
     folder_ = name;
     setup_.budget = "25%";
     setup_.prefetch = "off";
-    setup_.warmup = "profile";
     setup_.profile = (folder_ / "profile.json").string();
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
@@ -110,6 +109,7 @@ TEST_F(ProfiledServer, LeavesItsUseToTheNextWhichStartsWarm) {
     EXPECT_FALSE(std::filesystem::exists(setup_.profile));
   }
   ASSERT_TRUE(std::filesystem::exists(setup_.profile));
+  setup_.warmup = "auto";
   ServerRig rig(setup_);
   EXPECT_EQ(rig.model().warm_up.how, "profile");
   EXPECT_GT(rig.model().warm_up.experts, 12u * 4);

@@ -1,5 +1,6 @@
 #include "expertflow/replay/report.h"
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <map>
@@ -240,9 +241,11 @@ int run_replay(const ReplayCommand& o) {
   workload_options.max_tokens = uint64_t(o.max_tokens);
   workload_options.layer_seconds = o.layer_time_us * 1e-6;
   workload_options.expert_bytes = uint64_t(o.expert_bytes);
+  // An adaptive distance goes by the inputs' diversity too.
+  const bool adaptive = std::find(options.distances.begin(), options.distances.end(), 0) != options.distances.end();
   std::vector<NamedWorkload> workloads;
   for (const std::string& path : o.traces) {
-    auto trace = std::make_shared<Trace>(read_trace(path, false));
+    auto trace = std::make_shared<Trace>(read_trace(path, adaptive));
     workloads.push_back(
         {std::filesystem::path(path).stem().string(), make_workload(std::move(trace), workload_options)});
   }

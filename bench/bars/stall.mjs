@@ -37,7 +37,7 @@ for (const report of real) {
   const r = report.results[0];
   console.log(`on this machine, ${report.command}: ${r.tokens_per_second.median.toFixed(1)} tok/s, hits ` +
     `${(100 * r.experts.hit_rate).toFixed(1)} %, waited ${stall(report).toFixed(2)} of ${(1e3 / r.tokens_per_second.median).toFixed(2)} ms a token, ` +
-    `${(100 * (1 - stall(report) / stall(real[0]))).toFixed(1)} % less than the first`);
+    `${(100 * stall(report) / stall(real[0])).toFixed(0)} % of the first's`);
 }
 const ok = judged.length === 4 && on.length === 4 && ran.length === 4 && real.length === 4 && least >= 90 && leastOn >= 90 &&
   helped.length > 0 && left.every((r) => waits(r) <= 1) && overlap < 1;

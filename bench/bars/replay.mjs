@@ -34,7 +34,7 @@ console.log("Slots of one size:\n");
 table(equal);
 console.log("\nSlots as large as the file's formats make them (bytes instead of misses):\n");
 table(own);
-console.log("\nSlots of one size, policies that hear what is predicted for 4 and 11 layers ahead; nothing is copied before it is asked for:\n");
+console.log("\nSlots of one size, policies that hear what is predicted of the token's later layers; nothing is copied before it is asked for:\n");
 table(advice, equal);
 
 const found = equal.filter((r) => r.policy === policy), figures = [];

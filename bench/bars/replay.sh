@@ -15,6 +15,6 @@ shares=15%,25%,40%,45%
 "$bin" replay -q "${traces[@]}" --policy lru,lfru,next-use --expert-memory $shares --layer-time 1000 -o json \
   > "$bars/replay-own.json"
 "$bin" replay -q "${traces[@]}" --policy next-use,lru-high-low --expert-memory $shares --layer-time 1000 --expert-bytes 65536 \
-  -m models/demo/demo-Q5_K_M.gguf --predictor none,models/demo/demo-Q5_K_M.predictor.gguf,oracle --distance 4,11 --advise-only \
+  -m models/demo/demo-Q5_K_M.gguf --predictor none,models/demo/demo-Q5_K_M.predictor.gguf,oracle --distance 11 --advise-only \
   -o json > "$bars/replay-advice.json"
 node bench/bars/replay.mjs "$bars/replay.json" "$bars/replay-own.json" "$bars/replay-advice.json"

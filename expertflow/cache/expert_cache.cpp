@@ -430,6 +430,19 @@ void ExpertCache::evict_all() {
   changed();
 }
 
+void ExpertCache::trim(uint64_t bytes, LayerId current) {
+  const std::lock_guard lock(mutex_);
+  const auto fits = [&] { return uint64_t(pool_.pages() - pool_.free_pages()) * geometry_.page_bytes <= bytes; };
+  if (fits()) return;
+  policy_->rank_victims(current, ranked_);
+  for (const ExpertKey key : ranked_) {
+    if (fits()) break;
+    const Entry& entry = at(key);
+    if (entry.state == ExpertState::kResident && entry.pins == 0) evict(key);
+  }
+  changed();
+}
+
 void ExpertCache::wait_any(std::span<const ExpertKey> keys) {
   if (keys.empty()) return;
   std::unique_lock lock(mutex_);

@@ -153,6 +153,9 @@ class ExpertCache {
   /// Drops every resident expert that is not pinned, and changes the end of free extents that slots are cut from, so
   /// that experts come back elsewhere (tests of moves).
   void evict_all();
+  /// Drops experts in the policy's own order, whatever open steps have used, until slots take no more than so many
+  /// bytes or whoever is left is pinned or in flight. For a replay that knows what is not worth keeping.
+  void trim(uint64_t bytes, LayerId current);
 
   const CacheGeometry& geometry() const { return geometry_; }
   uint64_t pool_bytes() const { return uint64_t(pool_.pages()) * geometry_.page_bytes; }

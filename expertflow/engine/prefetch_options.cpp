@@ -146,9 +146,7 @@ ForesightOptions foresight_options(const EngineOptions& options, const Config& c
   out.candidates = candidate_rules(options, config);
   out.governor.mode = horizon == 0 ? PrefetchMode::kOff : parse_prefetch_mode(options.async_prefetch);
   out.governor.pool_bytes = pool_bytes;
-  // Steps of more rows want nearly every expert, and their prediction is no longer small beside them.
-  constexpr int kMostRows = 256;
-  out.governor.most_rows = std::min(options.ubatch, kMostRows);
+  out.governor.most_rows = options.ubatch;  // regimes say how much less is done for many rows
   int experts = 0;
   for (const auto& layer : geometry.layers) experts += layer.experts;
   out.controller.expert_bytes = experts > 0 ? double(geometry.total_footprint()) / experts : 0;

@@ -64,8 +64,8 @@ struct TraceOptions {
 
   template <class Visitor>
   void for_each(Visitor&& visit) {
-    visit(file, {"--record-trace", "write what every router saw and chose to this file, for replay and training"});
-    visit(hidden_states, {"--record-hidden", "with the inputs of the MoE blocks: what predictors are trained on"});
+    visit(file, {"--record-trace", "write what every router saw and chose to this file, for replay and inspect"});
+    visit(hidden_states, {"--record-hidden", "with the inputs of the MoE blocks, for analyses of one's own"});
   }
   void check() const;  ///< ConfigError if a flag has no effect
 };

@@ -1,5 +1,6 @@
 #include "expertflow/replay/report.h"
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <map>
@@ -11,6 +12,7 @@
 #include "expertflow/base/errors.h"
 #include "expertflow/cache/policy.h"
 #include "expertflow/engine/predictor_file.h"
+#include "expertflow/engine/prefetch_options.h"
 #include "expertflow/engine/trace_predictions.h"
 
 namespace ef::cli {
@@ -19,19 +21,21 @@ namespace {
 
 struct ReplayCommand {
   std::vector<std::string> traces;
-  std::string policies = "next-use", predictors = "none", distances = "1", budgets = "40%", bandwidths = "1";
+  std::string policies = "next-use", predictors = "none", distances = "1", gains = "0.2", budgets = "40%",
+              bandwidths = "1";
   double latency_us = 0, layer_time_us = 0, before_router = 0.4;
   int engines = 1, most_distance = 8, most_candidates = 0;
   double least_probability = 0.25, pool_share = 0.25;
   bool ignore_link = false, advise_only = false, without_scores = false, split_rows = false, quiet = false;
   int64_t max_tokens = 0, expert_bytes = 0;
-  std::string link_changes, output = "md", svg, model, governor = "none";
+  std::string link_changes, output = "md", svg, model, governor = "none", layer_wise;
   int threads = 0;
 
   template <class Visitor>
   void for_each(Visitor&& visit) {
     visit(traces, {"--trace", "trace file that --record-trace wrote (repeat)"});
-    visit(policies, {"--policy", "eviction policies, separated by commas, or 'all'"});
+    visit(policies,
+          {"--policy", "eviction policies, separated by commas, belady (which knows the trace) among them, or 'all'"});
     visit(predictors,
           {"--predictor",
            "who says what comes next: none, oracle, previous-token, frequency, transitions, or with --model "
@@ -46,8 +50,13 @@ struct ReplayCommand {
     visit(layer_time_us, {"--layer-time", "microseconds that a layer computes; 0: as recorded"});
     visit(before_router, {"--before-router", "share of a layer's compute that passes before its router has chosen"});
     visit(most_distance, {"--max-distance", "largest distance that 'auto' may choose"});
+    visit(gains, {"--diversity-gain",
+                  "how much the expected experts grow in batches more diverse than usual, separated by commas; below "
+                  "0: shrink"});
     visit(least_probability, {"--min-probability", "of an expert that is copied ahead"});
-    visit(most_candidates, {"--prediction-topk", "experts of a layer that are copied ahead at most; 0: no limit"});
+    visit(most_candidates,
+          {"--prediction-topk", "experts of a layer that are named for a row at most; 0: twice those chosen"});
+    visit(layer_wise, {"--layer-wise-config", "candidates by layer, as a run takes them; see docs/guide.md"});
     visit(pool_share, {"--ahead-share", "of the budget, for experts that no layer has asked for yet"});
     visit(ignore_link, {"--ahead-unbounded", "copy ahead more than the link can carry until the layer's turn"});
     visit(
@@ -62,7 +71,7 @@ struct ReplayCommand {
     visit(max_tokens, {"--max-tokens", "of each trace; 0: all"});
     visit(expert_bytes, {"--expert-bytes", "bytes of an expert, of every layer; 0: as recorded"});
     visit(output, {"-o,--output", "md, json or csv"});
-    visit(svg, {"--svg", "also draw bytes copied by residency into this file"});
+    visit(svg, {"--svg", "also draw bytes, waiting and distance by residency into this file"});
     visit(threads, {"-t,--threads", "replays at once; 0: all processors"});
     visit(quiet, {"-q,--quiet", "no progress on stderr"});
   }
@@ -106,16 +115,21 @@ SweepOptions sweep_options(const ReplayCommand& o) {
   SweepOptions s;
   s.policies.clear();
   if (o.policies == "all") {
-    for (const PolicyInfo& info : policies()) s.policies.emplace_back(info.name);
+    for (const PolicyInfo& info : replay_policies()) s.policies.emplace_back(info.name);
   } else {
     s.policies = split(o.policies, "--policy");
   }
-  for (const std::string& name : s.policies) make_policy(name, {1, nullptr, 0});  // refuses unknown names early
+  const std::vector<LayerEvent> nothing;
+  for (const std::string& name : s.policies)
+    make_policy(name, {1, nullptr, 0, &nothing});  // refuses unknown names early
   s.predictors.clear();
   s.predictors = split(o.predictors, "--predictor");
   s.distances.clear();
   for (const std::string& part : split(o.distances, "--distance"))
     s.distances.push_back(part == "auto" ? 0 : int(number(part, "--distance", 1, 256)));
+  s.diversity_gains.clear();
+  for (const std::string& part : split(o.gains, "--diversity-gain"))
+    s.diversity_gains.push_back(number(part, "--diversity-gain", -1, 1));
   s.shares.clear();
   for (std::string part : split(o.budgets, "--expert-memory")) {
     EF_CHECK(part.back() == '%', ConfigError, "--expert-memory: expected a share such as 40%, found \"{}\"", part);
@@ -134,7 +148,6 @@ SweepOptions sweep_options(const ReplayCommand& o) {
   range("--ahead-share", o.pool_share, 0, 1);
   range("--before-router", o.before_router, 0, 0.99);
   range("--max-distance", o.most_distance, 1, 256);
-  range("--prediction-topk", o.most_candidates, 0, 65536);
   range("--copy-engines", o.engines, 1, 64);
   range("--max-tokens", double(o.max_tokens), 0, 1e15);
   range("--expert-bytes", double(o.expert_bytes), 0, 4e9);
@@ -144,7 +157,6 @@ SweepOptions sweep_options(const ReplayCommand& o) {
   base.before_router = o.before_router;
   base.most_distance = o.most_distance;
   base.least_probability = float(o.least_probability);
-  base.most_candidates = o.most_candidates;
   base.pool_share = o.pool_share;
   base.within_link = !o.ignore_link;
   base.advise_only = o.advise_only, base.scores = !o.without_scores;
@@ -155,6 +167,25 @@ SweepOptions sweep_options(const ReplayCommand& o) {
   check_threads(o.threads);
   s.threads = o.threads > 0 ? o.threads : int(std::max(1u, std::thread::hardware_concurrency()));
   return s;
+}
+
+// As a run of the traces' model would name them.
+CandidateRules candidates_of(const ReplayCommand& o, const std::vector<NamedWorkload>& workloads) {
+  const TraceHeader& first = workloads.front().workload.trace->header;
+  EngineOptions options;
+  options.prediction_topk = o.most_candidates;
+  options.layer_wise_config = o.layer_wise;
+  Config config;
+  config.layers.resize(first.layers.size());
+  config.router.top_k = first.top_k;
+  for (const auto& layer : first.layers) config.router.experts = std::max(config.router.experts, layer.experts);
+  for (const NamedWorkload& w : workloads) {
+    const TraceHeader& other = w.workload.trace->header;
+    EF_CHECK(other.top_k == first.top_k && other.layers.size() == first.layers.size(), ConfigError,
+             "--trace: expected traces of one model, found {} layers and top-{} after {} and top-{}",
+             other.layers.size(), other.top_k, first.layers.size(), first.top_k);
+  }
+  return candidate_rules(options, config);
 }
 
 bool from_trace(const std::string& predictor) {
@@ -204,18 +235,21 @@ int run_replay(const ReplayCommand& o) {
   EF_CHECK(!o.traces.empty(), ConfigError, "--trace: expected a trace file, found none");
   EF_CHECK(o.output == "md" || o.output == "json" || o.output == "csv", ConfigError,
            "--output: expected md, json or csv, found \"{}\"", o.output);
-  const SweepOptions options = sweep_options(o);
+  SweepOptions options = sweep_options(o);
   WorkloadOptions workload_options;
   workload_options.split_rows = o.split_rows;
   workload_options.max_tokens = uint64_t(o.max_tokens);
   workload_options.layer_seconds = o.layer_time_us * 1e-6;
   workload_options.expert_bytes = uint64_t(o.expert_bytes);
+  // An adaptive distance goes by the inputs' diversity too.
+  const bool adaptive = std::find(options.distances.begin(), options.distances.end(), 0) != options.distances.end();
   std::vector<NamedWorkload> workloads;
   for (const std::string& path : o.traces) {
-    auto trace = std::make_shared<Trace>(read_trace(path, false));
+    auto trace = std::make_shared<Trace>(read_trace(path, adaptive));
     workloads.push_back(
         {std::filesystem::path(path).stem().string(), make_workload(std::move(trace), workload_options)});
   }
+  options.base.candidates = candidates_of(o, workloads);
   const Predictions predictions = ask_model(o, options, workloads);
   std::vector<SweepRow> rows;
   {

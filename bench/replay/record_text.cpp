@@ -1,7 +1,7 @@
-// Writes the routing trace of a text: bench_record_text MODEL TEXT OUT [windows] [length]. Windows of `length` tokens
-// are fed each on its own, in chunks; the trace has a step for each token, as decoding would have had (on a CPU a row's
-// routing does not depend on its chunk). Times are 0: replays set their own. Hidden states are recorded if OUT ends in
-// ".hidden.trace".
+// Writes the routing trace of a text: bench_record_text MODEL TEXT OUT [windows] [length] [batch]. Windows of `length`
+// tokens are fed each on its own, in chunks; the trace has a step for each token, as decoding would have had (on a CPU
+// a row's routing does not depend on its chunk), or for each position of `batch` windows, as if these were decoded side
+// by side. Times are 0: replays set their own. Hidden states are recorded if OUT ends in ".hidden.trace".
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -68,6 +68,20 @@ class ChunkRouting final : public StepObserver {
   std::vector<TraceLayer> layers_;
 };
 
+// The rows of `step` behind those of `to`.
+void append(const TraceStep& step, TraceStep& to) {
+  to.rows.insert(to.rows.end(), step.rows.begin(), step.rows.end());
+  for (size_t i = 0; i < step.layers.size(); ++i) {
+    const auto put = [](const std::vector<uint16_t>& from, std::vector<uint16_t>& all) {
+      all.insert(all.end(), from.begin(), from.end());
+    };
+    put(step.layers[i].candidates, to.layers[i].candidates);
+    put(step.layers[i].probabilities, to.layers[i].probabilities);
+    put(step.layers[i].chosen, to.layers[i].chosen);
+    put(step.layers[i].x, to.layers[i].x);
+  }
+}
+
 TraceHeader header_of(const ModelFiles& files, bool hidden_states) {
   const Config& config = files.config;
   TraceHeader header;
@@ -95,8 +109,9 @@ int64_t count_of(const char* text) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  EF_CHECK(argc >= 4 && argc <= 6, ConfigError, "usage: bench_record_text MODEL TEXT OUT [windows] [length]");
+  EF_CHECK(argc >= 4 && argc <= 7, ConfigError, "usage: bench_record_text MODEL TEXT OUT [windows] [length] [batch]");
   const int64_t most = argc > 4 ? count_of(argv[4]) : 12, length = argc > 5 ? count_of(argv[5]) : 1024;
+  const int64_t batch = argc > 6 ? count_of(argv[6]) : 1;
   const std::string out = argv[3];
   static const Log log;
   auto files = open_model(argv[1]);
@@ -113,17 +128,29 @@ int main(int argc, char** argv) try {
   engine.set_observer(&routing);
   const int64_t windows = std::min(most, int64_t(tokens.size()) / length);
   EF_CHECK(windows > 0, ConfigError, "{}: expected {} tokens or more, found {}", argv[2], length, tokens.size());
+  std::vector<TraceStep> steps;  // of the windows that stand side by side
   for (int64_t window = 0; window < windows; ++window) {
     Sequence sequence(engine, length);
     for (int64_t at = 0; at < length;) {
       const int64_t rows = std::min<int64_t>(options.ubatch, length - at);
       const auto chunk = std::span(tokens).subspan(size_t(window * length + at), size_t(rows));
       sequence.feed_silently(chunk);
-      for (int64_t row = 0; row < rows; ++row)
-        writer.write(
-            routing.row(size_t(row), {uint64_t(window), chunk[size_t(row)], int32_t(at + row)}, writer.steps() + 1));
+      for (int64_t row = 0; row < rows; ++row) {
+        const auto place = size_t(at + row);
+        TraceStep step = routing.row(size_t(row), {uint64_t(window), chunk[size_t(row)], int32_t(place)}, 0);
+        if (place == steps.size())
+          steps.push_back(std::move(step));
+        else
+          append(step, steps[place]);
+      }
       at += rows;
     }
+    if ((window + 1) % batch != 0 && window + 1 < windows) continue;
+    for (TraceStep& step : steps) {
+      step.step = writer.steps() + 1;
+      writer.write(step);
+    }
+    steps.clear();
   }
   writer.close();
   fmt::print("{}: {} tokens, {} bytes\n", out, writer.rows(), writer.bytes());

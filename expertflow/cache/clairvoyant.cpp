@@ -15,12 +15,15 @@ constexpr size_t kNever = std::numeric_limits<size_t>::max();
 struct Access {
   ExpertKey key;
   size_t next = kNever;  // place of the next access to the same expert
+  bool last = false;     // of its event
 };
 
 std::vector<Access> accesses_of(std::span<const LayerEvent> events) {
   std::vector<Access> accesses;
-  for (const LayerEvent& event : events)
-    for (const ExpertId expert : event.experts) accesses.push_back({{event.layer, expert}, kNever});
+  for (const LayerEvent& event : events) {
+    for (const ExpertId expert : event.experts) accesses.push_back({{event.layer, expert}, kNever, false});
+    if (!event.experts.empty()) accesses.back().last = true;
+  }
   std::unordered_map<ExpertKey, size_t> later;
   for (size_t i = accesses.size(); i-- > 0;) {
     const auto [it, first] = later.try_emplace(accesses[i].key, i);
@@ -88,12 +91,15 @@ ClairvoyantResult clairvoyant_misses(const CacheGeometry& geometry, std::span<co
     for (const auto& [key, at] : first) kept.put(key, at, size(key));
   }
   ClairvoyantResult result;
-  for (const Access& access : accesses) {
-    const uint64_t bytes = size(access.key);
+  // An event is one: what it asks for may be used in the order that serves best, so all of it competes for what is
+  // kept.
+  for (size_t i = 0, first = 0; i < accesses.size(); ++i) {
+    const uint64_t bytes = size(accesses[i].key);
     ++result.accesses;
     result.bytes_accessed += bytes;
-    result.bytes_missed += bytes - kept.take(access.key);
-    kept.put(access.key, access.next, bytes);
+    result.bytes_missed += bytes - kept.take(accesses[i].key);
+    if (!accesses[i].last) continue;
+    for (; first <= i; ++first) kept.put(accesses[first].key, accesses[first].next, size(accesses[first].key));
   }
   return result;
 }

@@ -22,9 +22,9 @@ struct ClairvoyantResult {
 };
 
 /// Belady's rule with bypass, byte by byte: what is used again latest goes first, in part if that suffices, and what is
-/// not worth keeping is not kept. With slots of one size that divide the capacity this is the optimum; otherwise no
-/// cache of whole slots can read less. Pages, pins and time are left out. warm: the capacity is filled, free of charge,
-/// with what serves best before the first event; otherwise the cache starts empty.
+/// not worth keeping is not kept. An event's experts compete together. With slots of one size that divide the capacity
+/// this is the optimum; otherwise no cache of whole slots can read less. Pages, pins and time are left out. warm: the
+/// capacity is filled, free of charge, with what serves best before the first event; otherwise the cache starts empty.
 ClairvoyantResult clairvoyant_misses(const CacheGeometry& geometry, std::span<const LayerEvent> events,
                                      uint64_t capacity_bytes, bool warm);
 

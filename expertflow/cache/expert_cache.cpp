@@ -175,6 +175,7 @@ void ExpertCache::open(const Request& request, std::vector<Grant>& granted, std:
   granted.clear();
   deferred.clear();
   judge_reserved(request);
+  forget_likely(request.layer);
   // Residents are pinned before anything is placed, so that no miss of this event takes the slot of one of its hits.
   for (const ExpertId expert : request.experts) {
     const ExpertKey key{request.layer, expert};
@@ -229,6 +230,20 @@ std::optional<ExpertCache::Grant> ExpertCache::preload(ExpertKey key) {
 void ExpertCache::predict(std::span<const std::pair<ExpertKey, float>> likely) {
   const std::lock_guard lock(mutex_);
   policy_->on_prediction(likely);
+  for (const auto& [key, probability] : likely) forget_likely(key.layer);
+  for (const auto& [key, probability] : likely) {
+    Entry& entry = at(key);
+    if (probability < kLikely || entry.likely) continue;
+    entry.likely = true;
+    likely_.push_back(key);
+  }
+}
+
+void ExpertCache::forget_likely(LayerId layer) {
+  std::erase_if(likely_, [&](ExpertKey key) {
+    if (key.layer == layer) at(key).likely = false;
+    return key.layer == layer;
+  });
 }
 
 void ExpertCache::note_scores(LayerId layer, std::span<const std::pair<ExpertId, float>> probable) {
@@ -291,12 +306,14 @@ void ExpertCache::rank(LayerId current, Ranking& ranking) {
   policy_->rank_victims(current, ranked_);
   using Late = std::pair<uint64_t, Victim>;  // event that asked for it last
   std::vector<Late> transient, open;
-  std::vector<Victim> plain;
+  std::vector<Victim> plain, likely;
   plain.reserve(ranked_.size());
   for (const ExpertKey key : ranked_) {
     const Entry& entry = at(key);
     if (entry.state != ExpertState::kResident || entry.pins > 0) continue;
-    if (entry.transient) {
+    if (entry.likely && (entry.transient || steps_.count(entry.touched_step) == 0)) {
+      likely.push_back({key, entry.extent});
+    } else if (entry.transient) {
       transient.push_back({entry.touched_event, {key, entry.extent}});
     } else if (steps_.count(entry.touched_step) > 0) {
       open.push_back({entry.touched_event, {key, entry.extent}});
@@ -313,6 +330,7 @@ void ExpertCache::rank(LayerId current, Ranking& ranking) {
   ranking.transient = ranking.ordered.size();
   ranking.ordered.insert(ranking.ordered.end(), plain.begin(), plain.end());
   ranking.plain = ranking.ordered.size();
+  ranking.ordered.insert(ranking.ordered.end(), likely.begin(), likely.end());
   for (const Late& late : open) ranking.ordered.push_back(late.second);
   ranking.valid = true;
 }
@@ -427,6 +445,19 @@ void ExpertCache::evict_all() {
     }
   }
   from_top_ = !from_top_;
+  changed();
+}
+
+void ExpertCache::trim(uint64_t bytes, LayerId current) {
+  const std::lock_guard lock(mutex_);
+  const auto fits = [&] { return uint64_t(pool_.pages() - pool_.free_pages()) * geometry_.page_bytes <= bytes; };
+  if (fits()) return;
+  policy_->rank_victims(current, ranked_);
+  for (const ExpertKey key : ranked_) {
+    if (fits()) break;
+    const Entry& entry = at(key);
+    if (entry.state == ExpertState::kResident && entry.pins == 0) evict(key);
+  }
   changed();
 }
 

@@ -120,7 +120,9 @@ class ExpertCache {
   std::optional<Grant> reserve(ExpertKey key, LayerId current);
   /// A slot in free memory for an expert that is not near; nobody has to leave for it.
   std::optional<Grant> preload(ExpertKey key);
-  /// Tells the policy what is likely to be asked for soon.
+  /// What is likely to be asked for soon, of all layers that are named. The policy hears it; and whatever the policy,
+  /// residents that are more likely than not (kLikely) go after all others but those of open steps, until their layer's
+  /// next event or the next word about the layer.
   void predict(std::span<const std::pair<ExpertKey, float>> likely);
   /// What the layer's router says of its coming event (EvictionPolicy::on_scores).
   void note_scores(LayerId layer, std::span<const std::pair<ExpertId, float>> probable);
@@ -153,6 +155,9 @@ class ExpertCache {
   /// Drops every resident expert that is not pinned, and changes the end of free extents that slots are cut from, so
   /// that experts come back elsewhere (tests of moves).
   void evict_all();
+  /// Drops experts in the policy's own order, whatever open steps have used, until slots take no more than so many
+  /// bytes or whoever is left is pinned or in flight. For a replay that knows what is not worth keeping.
+  void trim(uint64_t bytes, LayerId current);
 
   const CacheGeometry& geometry() const { return geometry_; }
   uint64_t pool_bytes() const { return uint64_t(pool_.pages()) * geometry_.page_bytes; }
@@ -167,19 +172,21 @@ class ExpertCache {
     bool eager = false;     // brought in by an event that has nothing leave later
     bool reserved = false;  // its layer's event has not come yet
     bool unused = false;    // reserved, and nobody has asked for it yet
+    bool likely = false;    // predicted for its layer's next event
     uint32_t pins = 0;
     Extent extent;
     StepId touched_step = 0;     // last step that asked for it
     uint64_t touched_event = 0;  // number of that event
     std::exception_ptr error;
   };
-  /// Who may leave, in order: first what transient events brought in, then the policy's order, last what open steps
-  /// used.
+  /// Who may leave, in order: first what transient events brought in, then the policy's order, then what is predicted,
+  /// last what open steps used.
   struct Ranking {
     bool valid = false;
     std::vector<Victim> ordered;
     size_t transient = 0, plain = 0;  // ends of the first two groups
   };
+  static constexpr float kLikely = 0.5f;
 
   size_t index_of(ExpertKey key) const { return first_[size_t(key.layer)] + size_t(key.expert); }
   Entry& at(ExpertKey key);
@@ -189,6 +196,7 @@ class ExpertCache {
   void pin(StepId step, ExpertKey key, Entry& entry);
   void touch(const Request& request, Entry& entry);
   void judge_reserved(const Request& request);
+  void forget_likely(LayerId layer);
   void unpin(ExpertKey key);
   void grant_locked(const Request& request, std::vector<ExpertId>& deferred, std::vector<Grant>& granted);
   size_t victim_limit(const Request& request, const Ranking& ranking) const;
@@ -219,8 +227,8 @@ class ExpertCache {
   StepId next_step_ = 1;
   uint64_t events_ = 0;
   uint64_t transient_pages_ = 0;
-  std::vector<ExpertKey> reserved_;  // entries with that flag
-  std::vector<ExpertKey> ranked_;    // scratch
+  std::vector<ExpertKey> reserved_, likely_;  // entries with those flags
+  std::vector<ExpertKey> ranked_;             // scratch
   CacheStats stats_;
 };
 

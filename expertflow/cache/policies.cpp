@@ -20,15 +20,24 @@ constexpr std::array kPolicies = {
     PolicyInfo{"arc", "adaptive replacement: recency and frequency, whichever missed less", make_arc},
     PolicyInfo{"s3-fifo", "three queues: a small one to prove oneself, the main one, and a memory of who left",
                make_s3_fifo},
+    // Behind all that a run may have.
+    PolicyInfo{"belady", "what is used again latest, as the trace knows; replays only", make_belady, true},
 };
+constexpr size_t kOfRuns = kPolicies.size() - 1;
 
 }  // namespace
 
-std::span<const PolicyInfo> policies() { return kPolicies; }
+std::span<const PolicyInfo> policies() { return std::span(kPolicies).first(kOfRuns); }
+std::span<const PolicyInfo> replay_policies() { return kPolicies; }
 
 std::unique_ptr<EvictionPolicy> make_policy(std::string_view name, const PolicyContext& context) {
   std::string known;
   for (const PolicyInfo& info : kPolicies) {
+    if (info.needs_future && !context.future) {
+      EF_CHECK(info.name != name, ConfigError,
+               "eviction policy '{}': knows the future, which a replay alone has; known are {}", name, known);
+      continue;
+    }
     if (info.name == name) return info.make(context);
     known += (known.empty() ? "" : ", ") + std::string(info.name);
   }

@@ -38,7 +38,8 @@ class EvictionPolicy {
   virtual void on_access(const AccessEvent& event) = 0;
   virtual void on_insert(ExpertKey key) = 0;
   virtual void on_evict(ExpertKey key) = 0;
-  /// Experts predicted to be needed soon, with probabilities; a policy may protect them. Default: ignored.
+  /// Candidates: experts predicted to be needed soon, with probabilities, of whole layers only what is likely. A policy
+  /// may protect them. Default: ignored.
   virtual void on_prediction(std::span<const std::pair<ExpertKey, float>> /*ranked*/) {}
   /// What the layer's router says of its coming event: the mean over rows of the probability of each expert that is
   /// among some row's 2 k likeliest, chosen or only nearly so. Before its on_access(), if at all. Default: ignored.
@@ -53,18 +54,23 @@ class EvictionPolicy {
   virtual PolicyCounters counters() const = 0;
 };
 
+struct LayerEvent;  // clairvoyant.h
+
 struct PolicyContext {
   int layers = 0;  ///< decoder layers of the model
   const Clock* clock = nullptr;
   uint64_t seed = 0;
+  const std::vector<LayerEvent>* future = nullptr;  ///< all events to come, where they are known: in a replay
 };
 struct PolicyInfo {
   std::string_view name;  ///< as the flag takes it: "next-use"
   std::string_view summary;
   std::unique_ptr<EvictionPolicy> (*make)(const PolicyContext&);
+  bool needs_future = false;
 };
-std::span<const PolicyInfo> policies();  ///< policies.cpp: the one table
-/// ConfigError that lists the known names.
+std::span<const PolicyInfo> policies();         ///< policies.cpp: the one table, without those that need the future
+std::span<const PolicyInfo> replay_policies();  ///< all of it
+/// ConfigError that lists the known names, or that says why this one is not to be had.
 std::unique_ptr<EvictionPolicy> make_policy(std::string_view name, const PolicyContext& context);
 
 }  // namespace ef

@@ -1,10 +1,13 @@
 // Two queues, as in the adaptive scheduler of arXiv 2510.26730. Into the high queue want: what is predicted within the
 // distance that is looked ahead, what the last 5 layers used, what was used less than 300 ms ago, and, while there is
 // room, whatever has not been idle for over 10 layers. It takes them in this order up to its share; the rest is the low
-// queue. Low leaves first, each queue by least recent use, what is predicted last of all.
+// queue. Low leaves first, each queue by least recent use, what is predicted last of all. Predicted is what is named to
+// it: candidates, not every expert that has some probability, or whole layers would be.
 //
-// The share is 70 % where one layer is looked ahead, and grows with the distance: what is predicted needs room. 25 %
-// are for the low queue, 5 % the reserve, which is never high: there is always something to give away.
+// The share is 70 % where one layer is looked ahead and grows by 5 % for each further one: what is predicted needs
+// room. It bounds the protections too: where tokens come fast, most of the cache was used within 300 ms, and of that
+// the longest unused falls to the low queue. Of the other 30 %, 25 are the low queue's own and 5 the reserve: the share
+// never grows into it, so there is always something to give away.
 #include <algorithm>
 
 #include "expertflow/cache/policy_table.h"

@@ -12,5 +12,6 @@ std::unique_ptr<EvictionPolicy> make_lru(const PolicyContext& context);
 std::unique_ptr<EvictionPolicy> make_lfu(const PolicyContext& context);
 std::unique_ptr<EvictionPolicy> make_lfru(const PolicyContext& context);
 std::unique_ptr<EvictionPolicy> make_least_stale(const PolicyContext& context);
+std::unique_ptr<EvictionPolicy> make_belady(const PolicyContext& context);
 
 }  // namespace ef

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cmath>
 #include <exception>
 #include <future>
@@ -18,7 +19,10 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
  public:
   Runner(Engine& engine, const Limits& limits, const LoopOptions& options)
       : engine_(engine), limits_(limits), before_step_(options.before_step) {
-    choosing_ = options.scheduler.token_schedule_window > 0;
+    const SchedulerOptions& s = options.scheduler;
+    const int most = s.token_schedule_batch > 0 ? s.token_schedule_batch : INT_MAX;
+    choosing_ =
+        s.token_schedule_window > 0 && engine.options().parallel > std::min({limits.rows, limits.logit_rows, most});
     watches_ = choosing_ || engine.backend().memory_is_host();
     if (!watches_) return;
     const size_t experts = size_t(engine.config().router.experts);
@@ -51,6 +55,7 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
     return it == last_.end() ? std::span<const ExpertKey>() : std::span<const ExpertKey>(it->second);
   }
   bool near(ExpertKey key) const override { return engine_.expert_is_near(key); }
+  bool choosing() const { return choosing_; }  ///< whether steps may be too small for all tokens, and are chosen for
   std::vector<std::vector<uint32_t>> uses() const {
     std::vector<std::vector<uint32_t>> all;
     for (const auto& layer : uses_) all.emplace_back(layer.begin(), layer.end());
@@ -233,7 +238,7 @@ ExpertMetrics EngineLoop::expert_metrics() const {
   const ExpertStats& e = snapshot_.experts;
   const SchedulerStats& s = snapshot_.scheduler;
   ExpertMetrics m = metrics_of(e, step_times_);
-  if (options_.scheduler.token_schedule_window > 0 && s.ready_tokens > 0)
+  if (runner_->choosing() && s.ready_tokens > 0)
     m.token_defer_rate = double(s.deferred_tokens) / double(s.ready_tokens);
   return m;
 }

@@ -1,6 +1,7 @@
 #include "expertflow/engine/foresight.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 #include "expertflow/base/errors.h"
@@ -45,6 +46,7 @@ void Foresight::on_step(std::span<const TokenId> tokens, std::span<const int32_t
   rows_ = int64_t(tokens.size());
   routed_ = -1;
   for (auto& predictions : predicted_) predictions.clear();
+  ahead_.clear();
   governor_.set_budget_share(regimes_.begin_step(rows_).byte_share);
   governor_.begin_step(clock_.now(), rows_);
   step_stall_ = experts_.stats().stall_seconds;
@@ -76,13 +78,34 @@ void Foresight::on_layer(LayerId layer) {
 }
 
 void Foresight::on_event(LayerId layer, std::span<const ExpertId> wanted) {
+  note_arrivals();
   tell_controller(layer, wanted);
   score(layer, wanted);
-  const uint64_t used = governor_.counts().used, unused = governor_.counts().unused;
   governor_.on_event(layer, wanted, link(), clock_.now());
-  for (uint64_t i = used; i < governor_.counts().used; ++i) controller_.on_prefetch(true);
-  for (uint64_t i = unused; i < governor_.counts().unused; ++i) controller_.on_prefetch(false);
+  judge_ahead(layer, wanted);
   routed_ = layer;
+}
+
+// Whatever has come since the last event came while that one's layer ran.
+void Foresight::note_arrivals() {
+  for (Ahead& ahead : ahead_)
+    if (ahead.lead == 0 && cache_.page_of(ahead.key) >= 0) ahead.lead = steps_to(routed_, ahead.key.layer);
+}
+
+// Unused copies were looked too far ahead for, and so were all of an event if even the last of them came earlier than
+// the formula says that the link needs: the layer that feedback has added is then of no use. (No copy can come earlier
+// than the distance at which it was issued.)
+void Foresight::judge_ahead(LayerId layer, std::span<const ExpertId> wanted) {
+  int used = 0, unused = 0, lead = std::numeric_limits<int>::max();
+  std::erase_if(ahead_, [&](const Ahead& ahead) {
+    if (ahead.key.layer != layer) return false;
+    const bool right = std::binary_search(wanted.begin(), wanted.end(), ahead.key.expert);
+    ++(right ? used : unused);
+    if (right) lead = std::min(lead, ahead.lead);
+    return true;
+  });
+  for (; used > 0; --used) controller_.on_prefetch(lead <= controller_.formula());
+  for (; unused > 0; --unused) controller_.on_prefetch(false);
 }
 
 // What the distance goes by: of this layer's event, and of the compute since the one before.
@@ -95,7 +118,8 @@ void Foresight::tell_controller(LayerId layer, std::span<const ExpertId> wanted)
   controller_.on_hits(uint64_t(near), wanted.size());
   if (routed_ >= 0) {
     const auto& predictions = predicted_[size_t(layer)];
-    const double missing = predictions.empty() ? double(wanted.size()) - near : predictions.back().missing;
+    // By the first look: what the later ones miss is less what has been copied since.
+    const double missing = predictions.empty() ? double(wanted.size()) - near : predictions.front().missing;
     controller_.on_layer(missing, seconds(now - event_time_) - (stall - event_stall_));
     if (stall > event_stall_) controller_.on_stall();
   }
@@ -174,15 +198,21 @@ void Foresight::issue(LayerId current) {
   }
   cache_.predict(likely);
   const PrefetchPlan plan = governor_.plan(candidates, likely, cache_.reserved_bytes(), link());
-  if (!plan.cancel.empty())
-    pipeline_.cancel_prefetches(
-        [&](ExpertKey key) { return std::find(plan.cancel.begin(), plan.cancel.end(), key) != plan.cancel.end(); });
+  if (!plan.cancel.empty()) {
+    const auto cancelled = [&](ExpertKey key) {
+      return std::find(plan.cancel.begin(), plan.cancel.end(), key) != plan.cancel.end();
+    };
+    pipeline_.cancel_prefetches(cancelled);
+    std::erase_if(ahead_, [&](const Ahead& ahead) { return cancelled(ahead.key); });
+  }
   std::vector<Copy> copies;
   for (const PrefetchCandidate& candidate : plan.issue) {
-    if (const auto grant = cache_.reserve(candidate.key, current))
+    if (const auto grant = cache_.reserve(candidate.key, current)) {
       copies.push_back({candidate.key, grant->slot});
-    else
+      ahead_.push_back({candidate.key});
+    } else {
       governor_.drop(candidate.key);
+    }
   }
   pipeline_.submit(copies, CopyPriority::kPrefetch);
 }

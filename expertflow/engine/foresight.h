@@ -69,6 +69,10 @@ class Foresight final : public ExpertsAhead, public StepObserver {
     double certainty = 0;           // mean probability of the k likeliest
     int missing = 0;                // of ranked, neither near nor on their way then
   };
+  struct Ahead {  // a copy that was issued for a layer to come
+    ExpertKey key;
+    int lead = 0;  // layers from the one that ran when it came to its own; 0: it has not come
+  };
 
   LinkView link() const;
   int horizon() const { return options_.horizon > 0 ? options_.horizon : controller_.distance(); }
@@ -78,6 +82,8 @@ class Foresight final : public ExpertsAhead, public StepObserver {
   void predict(const StepView& view, LayerId first, LayerId last);
   void issue(LayerId current);
   void score(LayerId layer, std::span<const ExpertId> wanted);
+  void note_arrivals();
+  void judge_ahead(LayerId layer, std::span<const ExpertId> wanted);
 
   const Config& config_;
   const State& state_;
@@ -101,6 +107,7 @@ class Foresight final : public ExpertsAhead, public StepObserver {
     int distance = 1;
   };
   std::vector<Fresh> fresh_;  // of the present look, all targets
+  std::vector<Ahead> ahead_;  // of the step, for events to come
   std::vector<float> probabilities_;
   Duration event_time_{0};  // of the last event, with compute's waiting until then
   double event_stall_ = 0;

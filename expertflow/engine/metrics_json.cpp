@@ -194,10 +194,14 @@ std::vector<std::string> metrics_lines(const ExpertMetrics& m, const ExpertStats
     lines.push_back(fmt::format("prefetch {}; {} of {} steps with it; predictor {}, {} layers ahead{}", g.reason(),
                                 g.steps_on, g.steps_on + g.steps_off, stats.foresight->predictor,
                                 stats.foresight->horizon, stats.foresight->adaptive ? " (adaptive)" : ""));
+    constexpr size_t kShown = 6;
+    const auto& moves = stats.foresight->controller.changes;
+    for (size_t i = moves.size() - std::min(moves.size(), kShown); i < moves.size(); ++i)
+      lines.push_back(fmt::format("distance {} -> {} at token {} (the formula says {}): {}", moves[i].from, moves[i].to,
+                                  moves[i].token, moves[i].formula, moves[i].reason));
     lines.push_back(
-        fmt::format("prefetch: {} of {} candidates copied, {} used, {} not; left: {} unlikely, {} beyond the idle "
-                    "link, {} beyond the "
-                    "share of memory; {} taken back; {:.1f} MB ahead, {:.1f} MB wasted",
+        fmt::format("prefetch: {} of {} candidates copied, {} used, {} not; left: {} unlikely, {} that could not "
+                    "begin in time, {} beyond the share of memory; {} taken back; {:.1f} MB ahead, {:.1f} MB wasted",
                     g.issued, g.candidates, g.used, g.unused, g.unlikely, g.over_budget, g.over_share, g.cancelled,
                     double(m.prefetch_bytes) / 1e6, double(m.wasted_bytes) / 1e6));
   }

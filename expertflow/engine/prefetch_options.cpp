@@ -46,13 +46,14 @@ void apply(const Json& json, const std::string& where, int experts, CandidateRul
     } else if (name == "least_probability") {
       check(number >= 0 && number <= 1, "a probability");
       rule.least_probability = float(number);
-    } else if (name == "topk") {
+    } else if (name == "topk" || name == "prediction_topk") {
       check(value.is_number_integer() && number >= 0 && number <= experts, "a whole number up to the layer's experts");
       rule.most = int(number);
       rule.least = std::min(rule.least, rule.most);
       if (rule.most == 0) rule.least_probability = 2;  // nothing is that likely
     } else {
-      fail<ConfigError>("{}: {}: expected mass, least_probability or topk, found \"{}\"", kFlag, where, name);
+      fail<ConfigError>("{}: {}: expected mass, least_probability or prediction_topk, found \"{}\"", kFlag, where,
+                        name);
     }
   }
 }
@@ -105,16 +106,22 @@ CandidateRules candidate_rules(const EngineOptions& options, const Config& confi
   rules.all.least = std::min(top_k, rules.all.most);
   if (options.layer_wise_config.empty()) return rules;
   const Json json = read_config_json(options.layer_wise_config);
-  for (const auto& [name, value] : json.items())
-    EF_CHECK(name == "default" || name == "layers", ConfigError, "{}: expected default and layers, found \"{}\"", kFlag,
-             name);
-  if (json.contains("default")) apply(json["default"], "default", experts, rules.all);
-  if (!json.contains("layers")) return rules;
-  EF_CHECK(json["layers"].is_object(), ConfigError, "{}: layers: expected an object, found {}", kFlag,
-           json["layers"].dump());
+  Json by_layer = Json::object();  // "layers", and layers that stand for themselves
+  for (const auto& [name, value] : json.items()) {
+    if (name == "default" || name == "*") {
+      apply(value, name, experts, rules.all);
+    } else if (name == "layers") {
+      EF_CHECK(value.is_object(), ConfigError, "{}: layers: expected an object, found {}", kFlag, value.dump());
+      by_layer.update(value);
+    } else {
+      EF_CHECK(!name.empty() && name.front() >= '0' && name.front() <= '9', ConfigError,
+               "{}: expected default, layers or a layer, found \"{}\"", kFlag, name);
+      by_layer[name] = value;
+    }
+  }
   const int layers = int(config.layers.size());
-  rules.layers.assign(size_t(layers), rules.all);
-  for (const auto& [name, value] : json["layers"].items()) {
+  if (!by_layer.empty()) rules.layers.assign(size_t(layers), rules.all);
+  for (const auto& [name, value] : by_layer.items()) {
     const auto [first, last] = layer_range(name, layers);
     for (int l = first; l <= last; ++l) apply(value, "layers: " + name, experts, rules.layers[size_t(l)]);
   }
@@ -139,9 +146,7 @@ ForesightOptions foresight_options(const EngineOptions& options, const Config& c
   out.candidates = candidate_rules(options, config);
   out.governor.mode = horizon == 0 ? PrefetchMode::kOff : parse_prefetch_mode(options.async_prefetch);
   out.governor.pool_bytes = pool_bytes;
-  // Steps of more rows want nearly every expert, and their prediction is no longer small beside them.
-  constexpr int kMostRows = 256;
-  out.governor.most_rows = std::min(options.ubatch, kMostRows);
+  out.governor.most_rows = options.ubatch;  // regimes say how much less is done for many rows
   int experts = 0;
   for (const auto& layer : geometry.layers) experts += layer.experts;
   out.controller.expert_bytes = experts > 0 ? double(geometry.total_footprint()) / experts : 0;

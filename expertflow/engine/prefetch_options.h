@@ -16,7 +16,8 @@ double parse_io_limit(const std::string& text);
 
 /// What --prediction-topk and --layer-wise-config say about candidates. ConfigError naming flag, field and layer.
 ///   {"default": {"mass": 0.9}, "layers": {"0": {"topk": 8}, "3-11": {"mass": 0.8, "least_probability": 0.2}}}
-/// mass, least_probability: CandidateRule. topk: candidates at most; 0: the layer is not guessed.
+///   {"*": {"mass": 0.9}, "0": {"prediction_topk": 8}}       the same, shorter
+/// mass, least_probability: CandidateRule. prediction_topk or topk: candidates at most; 0: the layer is not guessed.
 CandidateRules candidate_rules(const EngineOptions& options, const Config& config);
 
 /// Layers, dense ones among them, that hold the next so many MoE layers at most.

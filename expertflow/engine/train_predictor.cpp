@@ -29,7 +29,7 @@ TrainedPredictor train_predictor(Engine& engine, const std::vector<NamedText>& t
   trained.fingerprint = model_fingerprint(engine.files());
   trained.layers = int(c.layers.size()), trained.hidden = c.hidden;
   trained.experts = c.router.experts, trained.top_k = c.router.top_k;
-  trained.best = "trained";
+  trained.best = "trained";  // until it has been judged
   ThreadPool pool(engine.options().threads);
   TrainHeadsOptions heads = options.heads;
   const uint64_t numbers =
@@ -51,6 +51,20 @@ std::pair<NamedText, NamedText> hold_out(const NamedText& text, int64_t window) 
     to.insert(to.end(), text.tokens.begin() + at, text.tokens.begin() + std::min(n, at + piece));
   }
   return parts;
+}
+
+BestPredictor best_predictor(const std::vector<std::vector<RecallTable>>& tables, int distance) {
+  BestPredictor best;
+  for (size_t p = 0; p < tables.front().size(); ++p) {
+    double sum = 0;
+    for (const auto& of_text : tables)
+      for (int d = 1; d <= distance; ++d) sum += std::max(0., of_text[p].recall(StepPoint::kRouted, d));
+    const double recall = sum / double(tables.size()) / distance;
+    const std::string& name = tables.front()[p].predictor();
+    if (recall > best.recall || best.name.empty() || (recall == best.recall && name == "trained"))
+      best = {name, recall};
+  }
+  return best;
 }
 
 std::string recall_text(const std::vector<std::string>& texts, const std::vector<std::vector<RecallTable>>& tables) {

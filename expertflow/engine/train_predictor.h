@@ -20,6 +20,14 @@ TrainedPredictor train_predictor(Engine& engine, const std::vector<NamedText>& t
 /// A text cut in two: windows of `window` tokens, every tenth of them held out.
 std::pair<NamedText, NamedText> hold_out(const NamedText& text, int64_t window);
 
+/// Which predictor recalls most on average over texts and 1 to `distance` layers ahead; what it does not cover counts
+/// as nothing. "trained" among equals: it has all that a file holds.
+struct BestPredictor {
+  std::string name;
+  double recall = 0;
+};
+BestPredictor best_predictor(const std::vector<std::vector<RecallTable>>& tables, int distance);  ///< [text][predictor]
+
 /// Tables of recall by distance, a line a distance and a column a text, for people.
 std::string recall_text(const std::vector<std::string>& texts,
                         const std::vector<std::vector<RecallTable>>& tables);  ///< [text][predictor]

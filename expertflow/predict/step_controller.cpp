@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <vector>
 
 #include "expertflow/base/errors.h"
@@ -16,21 +15,6 @@ constexpr size_t kMostChanges = 64;
 constexpr double kKeep = 0.875;  // of an average, from step to step: eight steps or so
 
 }  // namespace
-
-int covering_count(std::span<const float> probabilities, double mass) {
-  std::vector<float> sorted(probabilities.begin(), probabilities.end());
-  std::sort(sorted.begin(), sorted.end(), std::greater<>());
-  double total = 0;
-  for (const float p : sorted) total += p;
-  double covered = 0;
-  int count = 0;
-  for (const float p : sorted) {
-    if (total <= 0 || covered >= mass * total) break;
-    covered += p;
-    ++count;
-  }
-  return count;
-}
 
 double pairwise_distance(std::span<const float> embeddings, int64_t rows) {
   if (rows < 2) return 0;

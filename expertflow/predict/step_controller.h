@@ -3,10 +3,11 @@
 //
 //   S = ceil(Ne * Es / (Cs * Tl)), within [1, S_max]
 //
-// Ne experts expected and not near (the smallest set that covers a mass of gate probability), Es bytes of one, Cs bytes
-// per second of the link while it is busy, Tl seconds of one layer's compute. All are moving averages that are renewed
-// every 100 tokens, and at once when the latest ones have left them by a quarter. Feedback moves S by at most one from
-// the formula's value. Pure: numbers in, a number out; one thread.
+// Ne experts expected and not near (of the smallest set that covers a mass of the predicted probability, which is what
+// CandidateRanking gives, those that have to be fetched), Es bytes of one, Cs bytes per second of the link while it is
+// busy, Tl seconds of one layer's compute. All are moving averages that are renewed every 100 tokens, and at once when
+// the latest ones have left them by a quarter. Feedback moves S by at most one from the formula's value. Pure: numbers
+// in, a number out; one thread.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -14,9 +15,6 @@
 #include <string>
 
 namespace ef {
-
-/// How many of the probabilities (any order, a layer's experts) it takes to cover `mass` of their sum, largest first.
-int covering_count(std::span<const float> probabilities, double mass);
 
 /// Sum of squared distances between all pairs of rows, [rows, dim], in O(rows * dim):
 /// rows * sum |v|^2 - |sum v|^2.
@@ -60,6 +58,7 @@ class StepController {
   explicit StepController(const StepControllerOptions& options);
 
   int distance() const { return distance_; }
+  int formula() const { return stats_.formula; }  ///< its value, without feedback
 
   // What is measured. expected: experts of the layer that are expected and not near; seconds: its compute without
   // stalls.

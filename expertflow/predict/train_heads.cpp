@@ -232,7 +232,8 @@ void train_heads(const StepSamples& samples, const RouterConfig& router, const s
   for (LayerId l = 0; l < samples.layers; ++l) {
     if (options.pre_attention && sparse(l)) jobs.push_back({l, l, true});
     // The first layers of a token that has just been chosen: its embedding and the tokens before are all there is.
-    for (LayerId t = 1; options.pre_attention && l == 0 && t < samples.layers && t <= options.distance; ++t)
+    const int reach = std::min(options.distance, kEmbeddingReach);
+    for (LayerId t = 1; options.pre_attention && l == 0 && t < samples.layers && t <= reach; ++t)
       if (sparse(t)) jobs.push_back({l, t, true});
     if (!options.linear && !options.hybrid) continue;
     for (LayerId t = l + 1; t < samples.layers && t - l <= options.distance; ++t)

@@ -28,7 +28,7 @@ class TrainedPredictor {
   std::string file;         ///< for messages
   std::string fingerprint;  ///< of the model that it was trained on
   int layers = 0, hidden = 0, experts = 0, top_k = 0;
-  std::string best;  ///< the kind that did best on held-out text
+  std::string best;  ///< the predictor that did best on held-out text, which a file without a kind stands for
   std::map<std::string, TrainedTensor, std::less<>> tensors;
 
   const TrainedTensor* find(std::string_view name) const;
@@ -38,6 +38,10 @@ class TrainedPredictor {
   void check_made_for(const Config& config, std::string_view model_fingerprint) const;
   bool has(std::string_view kind) const;  ///< any tensor of that kind
 };
+
+/// Layers after the first that heads guess from the embedding of a new token: a step looks no further from there while
+/// S is 4 or less, and each head is one more for a file to carry.
+constexpr int kEmbeddingReach = 3;
 
 /// "KIND.LAYER.TARGET.part"
 std::string head_name(std::string_view kind, LayerId layer, LayerId target, std::string_view part);

@@ -1,5 +1,5 @@
-// Everything that a file holds as one predictor: before attention the pre-attention heads, after the router the hybrid,
-// and gate-ahead wherever neither was trained.
+// Everything that a file holds as one predictor: before attention the pre-attention heads, after the router the best of
+// the kinds that reach the target, and gate-ahead wherever none was trained.
 #include "expertflow/predict/predictor_table.h"
 #include "expertflow/predict/trained.h"
 
@@ -18,6 +18,8 @@ class TrainedSet final : public Predictor {
                              {"linear", make_linear},
                              {"low-rank", make_low_rank}})
       if (context.trained->has(part.kind)) parts_.push_back(part.make(context));
+    // The weakest and dearest of what is trained, yet better than gate-ahead: for distances that no head reaches.
+    if (context.trained->has("forest") && context.backend.memory_is_host()) parts_.push_back(make_forest(context));
     parts_.push_back(make_gate_ahead(context));
   }
   std::string_view name() const override { return "trained"; }

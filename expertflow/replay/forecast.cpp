@@ -80,6 +80,7 @@ class Transitions final : public Forecast {
       const float seen = table.seen[size_t(f)];
       for (size_t e = 0; e < p.size() && seen > 0; ++e) p[e] += row[e] / seen / float(from.size());
     }
+    for (float& each : p) each = std::min(each, 1.f);  // sums of shares, rounded
   }
   void observe(size_t step, LayerId layer) override {
     const auto& events = workload_.steps[step].events;

@@ -23,8 +23,14 @@ Duration Link::copy_time(uint64_t bytes) const {
 }
 
 void Link::submit(ExpertKey key, uint64_t bytes, bool ahead, Duration now) {
-  (ahead ? ahead_ : demand_).push_back({{key, bytes, ahead, !ahead, {}, {}}, now});
-  if (!ahead) note_demand(now);
+  const Job job{{key, bytes, ahead, !ahead, {}, {}}, now};
+  if (!ahead) {
+    demand_.push_back(job);
+    note_demand(now);
+    return;
+  }
+  const auto later = [](LayerId layer, const Job& other) { return layer < other.copy.key.layer; };
+  ahead_.insert(std::upper_bound(ahead_.begin(), ahead_.end(), key.layer, later), job);
 }
 
 void Link::note_demand(Duration now) {

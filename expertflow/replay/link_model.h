@@ -1,5 +1,6 @@
 // The link between the tiers under a virtual clock: one or several copy engines, each serving one copy at a time at its
-// share of the bandwidth. Demand goes before what is copied ahead; a copy that has begun is not interrupted.
+// share of the bandwidth. Demand goes before what is copied ahead, of which the nearest layer goes first; a copy that
+// has begun is not interrupted.
 #pragma once
 #include <deque>
 #include <functional>
@@ -60,9 +61,9 @@ class Link {
   void note_demand(Duration now);
 
   LinkOptions options_;
-  std::vector<Duration> free_;  // by engine: when it is free
-  std::deque<Job> demand_, ahead_;
-  std::vector<Copy> active_;  // begun, not reported
+  std::vector<Duration> free_;      // by engine: when it is free
+  std::deque<Job> demand_, ahead_;  // ahead: by layer, in order of submission within one
+  std::vector<Copy> active_;        // begun, not reported
   Duration busy_until_{0}, busy_{0};
   Duration now_{0}, demand_since_{0}, demand_busy_{0};
   int demanded_ = 0;  // queued or under way

@@ -7,11 +7,11 @@
 #include <cstring>
 #include <limits>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "expertflow/base/errors.h"
 #include "expertflow/cache/expert_cache.h"
 #include "expertflow/predict/regime.h"
+#include "expertflow/quant/scalars.h"
 
 namespace ef {
 namespace {
@@ -66,10 +66,14 @@ class Run {
         forecast_(forecast),
         options_(options),
         link_(options.link),
-        memory_(checked_pool(workload, options)),
+        pool_bytes_(checked_pool(workload, options)),
+        landing_bytes_(landing_bytes(workload, options)),
+        memory_(pool_bytes_ + landing_bytes_),
         controller_(controller_options(workload, options)) {
-    auto policy = std::make_unique<Watched>(make_policy(options.policy, {workload.layers(), &clock_, 0}),
-                                            [this](ExpertKey key) { on_evict(key); });
+    if (landing_bytes_ > 0) future_ = workload.layer_events();
+    auto policy = std::make_unique<Watched>(
+        make_policy(options.policy, {workload.layers(), &clock_, 0, landing_bytes_ > 0 ? &future_ : nullptr}),
+        [this](ExpertKey key) { on_evict(key); });
     policy_ = policy.get();
     cache_ = std::make_unique<ExpertCache>(workload.geometry, std::move(policy), memory_.bytes(),
                                            ExpertCacheOptions{0.25, false});
@@ -77,7 +81,7 @@ class Run {
     if (options.governor) {
       GovernorOptions governor;
       governor.mode = *options.governor;
-      governor.pool_bytes = cache_->pool_bytes(), governor.pool_share = options.pool_share;
+      governor.pool_bytes = pool_bytes_, governor.pool_share = options.pool_share;
       governor.most_rows = std::numeric_limits<int64_t>::max();
       governor_ = std::make_unique<PrefetchGovernor>(governor);
     }
@@ -94,7 +98,7 @@ class Run {
     out_.tokens = workload_.tokens;
     out_.total_seconds = seconds(clock_.now());
     out_.mean_distance = distances / double(std::max<size_t>(1, out_.steps));
-    for (const auto& [key, bytes] : unused_) out_.bytes_wasted += bytes;
+    for (const auto& [key, unused] : unused_) out_.bytes_wasted += unused.bytes;
     if (adaptive()) out_.distance = controller_.stats();
     if (governor_) out_.governor = governor_->stats();
     return std::move(out_);
@@ -115,9 +119,21 @@ class Run {
              workload.geometry.largest_footprint(), workload.geometry.total_footprint());
     return bytes;
   }
+  // Room for the largest event, where the policy knows the future.
+  static uint64_t landing_bytes(const Workload& workload, const ReplayOptions& o) {
+    const auto all = replay_policies();
+    const auto info = std::find_if(all.begin(), all.end(), [&](const PolicyInfo& i) { return i.name == o.policy; });
+    uint64_t most = 0;
+    if (info == all.end() || !info->needs_future) return most;
+    for (const WorkloadStep& step : workload.steps)
+      for (size_t i = 0; i < step.events.size(); ++i)
+        most = std::max(most, step.events[i].experts.size() * workload.geometry.footprint(LayerId(i)));
+    return most;
+  }
   static StepControllerOptions controller_options(const Workload& workload, const ReplayOptions& o) {
     StepControllerOptions c;
     c.most = o.most_distance;
+    c.diversity_gain = o.diversity_gain;
     double layers = 0, experts = 0, bytes = 0;
     for (const auto& layer : workload.geometry.layers) {
       layers += layer.experts > 0;
@@ -155,12 +171,14 @@ class Run {
   }
   void compute(LayerId layer, const TraceEvent& event, Duration each);
   void count_event(LayerId layer, const TraceEvent& event);
+  void judge_ahead(ExpertKey key);
   void end_step();
+  double diversity() const;
   void change_link();
   void on_evict(ExpertKey key) {
     const auto it = unused_.find(key);
     if (it == unused_.end()) return;
-    out_.bytes_wasted += it->second;
+    out_.bytes_wasted += it->second.bytes;
     unused_.erase(it);
   }
 
@@ -169,6 +187,8 @@ class Run {
   const ReplayOptions& options_;
   ManualClock clock_;
   Link link_;
+  const uint64_t pool_bytes_, landing_bytes_;
+  std::vector<LayerEvent> future_;
   AddressRange memory_;
   StepController controller_;
   std::unique_ptr<PrefetchGovernor> governor_;
@@ -183,13 +203,19 @@ class Run {
   ExpertCache::Request request_;
   std::vector<ExpertCache::Grant> granted_, ready_;
   std::vector<ExpertId> deferred_, coming_;
-  std::unordered_map<ExpertKey, uint64_t> unused_;  // copied ahead and there, not asked for; bytes
-  std::unordered_set<ExpertKey> on_way_ahead_;      // queued or under way
-  std::unordered_map<ExpertKey, float> named_;      // by the forecast, for layers to come
+  struct Unused {
+    uint64_t bytes = 0;
+    uint64_t arrived = 0;  // layers begun by then
+    bool judged = false;   // its layer came, and wanted others
+  };
+  std::unordered_map<ExpertKey, Unused> unused_;  // copied ahead and there, not asked for
+  uint64_t layers_begun_ = 0;
+  std::unordered_map<ExpertKey, bool> on_way_ahead_;  // queued or under way; whether it has been asked for
+  std::unordered_map<ExpertKey, float> named_;        // by the forecast, for layers to come
   std::vector<float> probabilities_;
   std::vector<std::pair<ExpertKey, float>> likely_;
-  double expected_ = 0;     // experts of the farthest layer looked at, not near
-  bool named_any_ = false;  // the forecast has said something
+  std::vector<int> expected_;  // by layer: candidates that were not near when it came within the distance; -1: none yet
+  CandidateRanking ranking_;
   double busy_before_ = 0;
   uint64_t arrived_bytes_ = 0, tokens_ = 0, hits_before_ = 0, accesses_before_ = 0;
   size_t next_change_ = 0;
@@ -201,9 +227,12 @@ void Run::advance(Duration to) {
     cache_->complete(copy.key);
     arrived_bytes_ += copy.bytes;
     any_arrived_ = true;
-    const bool ahead = on_way_ahead_.erase(copy.key) > 0;
+    const auto way = on_way_ahead_.find(copy.key);
+    const bool ahead = way != on_way_ahead_.end();
     (ahead ? out_.bytes_ahead : out_.bytes_demand) += copy.bytes;
-    if (ahead) unused_[copy.key] = copy.bytes;
+    if (!ahead) continue;
+    if (!way->second) unused_[copy.key] = {copy.bytes, layers_begun_, false};
+    on_way_ahead_.erase(way);
   }
   if (to > clock_.now()) clock_.advance(to - clock_.now());
 }
@@ -215,6 +244,7 @@ void Run::run_step() {
     ++out_.ahead_cancelled;
   }
   named_.clear();
+  expected_.assign(workload_.geometry.layers.size(), -1);
   change_link();
   id_ = cache_->begin_step();
   const WorkloadStep& step = workload_.steps[step_];
@@ -224,6 +254,7 @@ void Run::run_step() {
     governor_->begin_step(clock_.now(), int64_t(step.rows));
   }
   const double stalled_before = out_.stall_seconds;
+  if (adaptive() && step.rows > 1) controller_.on_diversity(diversity());
   copy_ahead(-1);
   for (size_t layer = 0; layer < step.events.size(); ++layer) run_layer(LayerId(layer));
   cache_->end_step(id_);
@@ -235,6 +266,7 @@ void Run::run_layer(LayerId layer) {
   const WorkloadStep& step = workload_.steps[step_];
   const TraceEvent& event = step.events[size_t(layer)];
   const Duration all = step.compute[size_t(layer)];
+  ++layers_begun_;
   out_.compute_seconds += seconds(all);
   if (event.experts.empty()) {
     advance(clock_.now() + all);
@@ -246,6 +278,7 @@ void Run::run_layer(LayerId layer) {
   forecast_.observe(step_, layer);
   copy_ahead(layer);
   compute(layer, event, (all - before) / int64_t(event.experts.size()));
+  if (landing_bytes_ > 0) cache_->trim(pool_bytes_, layer);
 }
 
 void Run::open(LayerId layer, const TraceEvent& event) {
@@ -260,9 +293,9 @@ void Run::open(LayerId layer, const TraceEvent& event) {
   count_event(layer, event);
   if (governor_) governor_->on_event(layer, event.experts, link_view(), clock_.now());
   note_scores(layer);
-  request_ = {id_, layer, event.experts, event.rows, event.rows.size() >= 32, int64_t(workload_.steps[step_].rows)};
-  request_.transient = request_.rows >= 32;
-  request_.eager = regimes_.now().eager_eviction;
+  request_ = {id_, layer, event.experts, event.rows, false, int64_t(workload_.steps[step_].rows)};
+  request_.transient = request_.rows >= 32 && landing_bytes_ == 0;
+  request_.eager = request_.transient && regimes_.now().eager_eviction;
   cache_->open(request_, granted_, deferred_);
   ready_.clear();
   coming_.clear();
@@ -284,15 +317,29 @@ void Run::count_event(LayerId layer, const TraceEvent& event) {
     } else {
       ++out_.misses;
     }
-    if (unused_.erase(key) > 0 || on_way_ahead_.count(key) > 0) {
-      ++out_.ahead_used;
-      controller_.on_prefetch(state == ExpertState::kResident);
-    }
+    judge_ahead(key);
   }
   // What was copied ahead for this event and is not wanted was one too many.
-  for (const auto& [key, bytes] : unused_)
-    if (key.layer == layer && named_.count(key) > 0) controller_.on_prefetch(false);
+  for (auto& [key, unused] : unused_) {
+    if (key.layer != layer || unused.judged) continue;
+    unused.judged = true;
+    controller_.on_prefetch(false);
+  }
   std::erase_if(named_, [&](const auto& entry) { return entry.first.layer == layer; });
+}
+
+// One that is asked for, if it was copied ahead. Late is no fault of the distance's being too large: the wait counts.
+void Run::judge_ahead(ExpertKey key) {
+  const auto there = unused_.find(key);
+  const auto way = on_way_ahead_.find(key);
+  if (there == unused_.end() && way == on_way_ahead_.end()) return;
+  if (way != on_way_ahead_.end()) way->second = true;
+  ++out_.ahead_used;
+  const bool judged = there != unused_.end() && there->second.judged;
+  const bool too_early =
+      there != unused_.end() && layers_begun_ - there->second.arrived > uint64_t(std::max(distance_, 0)) + 1;
+  if (!judged) controller_.on_prefetch(!too_early);
+  if (there != unused_.end()) unused_.erase(there);
 }
 
 void Run::submit(std::span<const ExpertCache::Grant> grants, LayerId layer) {
@@ -340,7 +387,6 @@ void Run::copy_ahead(LayerId layer) {
     ++ahead;
   }
   if (likely_.empty()) return;
-  named_any_ = true;
   policy_->on_prediction(likely_);
   if (options_.advise_only) return;
   if (governor_) {
@@ -355,31 +401,28 @@ void Run::name_layer(LayerId layer, LayerId target, int ahead, std::vector<Wante
   const size_t experts = size_t(workload_.geometry.layers[size_t(target)].experts);
   probabilities_.assign(experts, 0.f);
   forecast_.predict(step_, layer, target, probabilities_);
-  std::vector<std::pair<float, ExpertId>> order;
-  for (size_t e = 0; e < experts; ++e)
-    if (probabilities_[e] >= options_.least_probability) order.push_back({-probabilities_[e], ExpertId(e)});
-  std::sort(order.begin(), order.end());
-  if (options_.most_candidates > 0 && order.size() > size_t(options_.most_candidates))
-    order.resize(size_t(options_.most_candidates));
-  for (size_t e = 0; e < experts; ++e)
-    if (probabilities_[e] > 0) likely_.push_back({{target, ExpertId(e)}, probabilities_[e]});
-  double absent = 0;
-  int taken = 0;
-  for (const auto& [minus, expert] : order) {
-    const ExpertKey key{target, expert};
-    named_[key] = -minus;
+  CandidateRule rule = options_.candidates.of(target);
+  const int rows = int(workload_.steps[step_].rows);
+  rule.least *= rows, rule.most *= rows;
+  int absent = 0, taken = 0, named = 0;
+  for (const auto& [key, probability] : ranking_.rank(target, probabilities_, 1, rule)) {
+    if (probability <= 0) break;  // of these the forecast has no opinion
+    ++named;
+    likely_.push_back({key, probability});
+    named_[key] = probability;
     if (cache_->look(key).state != ExpertState::kAbsent) continue;
-    absent += -minus;
-    if (governor_ && !regimes_.admits(-minus, taken, int(experts))) continue;
+    ++absent;
+    if (probability < options_.least_probability) continue;
+    if (governor_ && !regimes_.admits(probability, taken, int(experts))) continue;
     ++taken;
-    wanted.push_back({key, -minus, ahead});
+    wanted.push_back({key, probability, ahead});
   }
-  // The layer that has just come within the distance: what it lacks has all of S layers to come.
-  if (ahead == distance_) expected_ = absent;
+  // When a layer comes within the distance, what it lacks has the longest time to come.
+  if (named > 0 && expected_[size_t(target)] < 0) expected_[size_t(target)] = absent;
 }
 
 void Run::copy_by_rule(LayerId layer, std::span<const Wanted> wanted) {
-  const auto most = uint64_t(options_.pool_share * double(cache_->pool_bytes()));
+  const auto most = uint64_t(options_.pool_share * double(pool_bytes_));
   uint64_t held = cache_->reserved_bytes();
   const double layer_seconds = seconds(workload_.steps[step_].compute[size_t(std::max(layer, 0))]);
   double queued = link_.ahead_seconds();
@@ -392,7 +435,7 @@ void Run::copy_by_rule(LayerId layer, std::span<const Wanted> wanted) {
     if (!cache_->reserve(w.key, std::max(layer, 0))) continue;
     held += bytes;
     queued += takes;
-    on_way_ahead_.insert(w.key);
+    on_way_ahead_[w.key] = false;
     ++out_.ahead;
     link_.submit(w.key, slot_bytes(w.key), true, clock_.now());
   }
@@ -415,7 +458,7 @@ void Run::copy_by_governor(LayerId layer, std::span<const Wanted> wanted) {
       governor_->drop(c.key);
       continue;
     }
-    on_way_ahead_.insert(c.key);
+    on_way_ahead_[c.key] = false;
     ++out_.ahead;
     link_.submit(c.key, c.bytes, true, clock_.now());
   }
@@ -460,7 +503,28 @@ void Run::compute(LayerId layer, const TraceEvent& event, Duration each) {
   if (!adaptive()) return;
   Duration all = each * int64_t(event.experts.size());
   all = Duration(std::llround(double(all.count()) / (1 - options_.before_router)));
-  controller_.on_layer(named_any_ ? expected_ : double(missed), seconds(all));
+  const int expected = expected_[size_t(layer)];
+  controller_.on_layer(expected >= 0 ? double(expected) : double(missed), seconds(all));
+}
+
+// Sum of pairwise squared distances of the step's rows in the first layer that routes: of its inputs where the trace
+// has them (the engine has those of layer 0), else of what the rows chose, each a vector of ones and zeros.
+double Run::diversity() const {
+  const WorkloadStep& step = workload_.steps[step_];
+  const TraceHeader& header = workload_.trace->header;
+  const auto sparse = std::find_if(step.events.begin(), step.events.end(),
+                                   [](const TraceEvent& event) { return !event.experts.empty(); });
+  if (sparse == step.events.end()) return 0;
+  const auto& x = workload_.trace->steps[step.trace_step].layers[size_t(sparse - step.events.begin())].x;
+  const double rows = double(step.rows);
+  if (x.empty()) {
+    double norm = 0;  // of the vectors' sum
+    for (const int32_t n : sparse->rows) norm += double(n) * double(n);
+    return rows * rows * double(header.top_k) - norm;
+  }
+  std::vector<float> inputs(step.rows * size_t(header.hidden));
+  for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = f16_to_f32(x[step.first_row * size_t(header.hidden) + i]);
+  return pairwise_distance(inputs, int64_t(step.rows));
 }
 
 void Run::change_link() {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "expertflow/predict/candidates.h"
 #include "expertflow/predict/step_controller.h"
 #include "expertflow/replay/forecast.h"
 #include "expertflow/replay/link_model.h"
@@ -18,23 +19,28 @@
 namespace ef {
 
 struct ReplayOptions {
+  /// Of replay_policies(). One that knows the future has room beside the budget for what a layer's event brings in, and
+  /// gives it back when the layer has computed: what is not worth keeping passes by (bypass), as in the clairvoyant
+  /// bound.
   std::string policy = "next-use";
   uint64_t budget_bytes = 0;
   LinkOptions link;
   double before_router = 0.4;  ///< share of a layer's compute that passes before its event opens
   int distance = 1;            ///< layers ahead; 0: adaptive (step_controller.h)
   int most_distance = 8;
-  // What is copied ahead, of what the forecast names
+  /// Of a row: what the forecast names, policies hear, and the adaptive distance counts.
+  CandidateRules candidates;
+  // What of it is copied ahead
   float least_probability = 0.25f;
-  int most_candidates = 0;   ///< a layer; 0: no limit
   double pool_share = 0.25;  ///< of the budget, for experts that no event has asked for yet
   bool within_link = true;   ///< no more than the link can carry until the layer's turn
   bool advise_only = false;  ///< policies hear what is predicted, nothing is copied ahead
   bool scores = true;        ///< policies hear what routers say of near misses, in steps of few rows
   /// Who decides what is copied ahead: nothing, the rules above; else the governor and the regimes of the engine, of
-  /// the above with least_probability and most_candidates alone.
+  /// the above with least_probability alone.
   std::optional<PrefetchMode> governor;
-  double first_renewal = 0;  ///< adaptive: calibrated bandwidth to begin with, 0: the link's
+  double first_renewal = 0;     ///< adaptive: calibrated bandwidth to begin with, 0: the link's
+  double diversity_gain = 0.2;  ///< adaptive: StepControllerOptions
   /// Changes of the link while it runs: its bandwidth from that token on.
   std::vector<std::pair<uint64_t, double>> link_changes;
 };

@@ -31,6 +31,16 @@ ReplayOptions options_of(const SweepOptions& o, const Workload& workload, double
   return options;
 }
 
+// With the gains of those that adapt. Without a predictor all are one.
+std::vector<std::pair<int, double>> distances_of(const SweepOptions& o, const std::string& predictor) {
+  std::vector<std::pair<int, double>> all;
+  for (const int distance : o.distances)
+    for (size_t i = 0; i < (distance == 0 ? o.diversity_gains.size() : 1); ++i)
+      all.emplace_back(distance, distance == 0 ? o.diversity_gains[i] : 0.);
+  if (predictor == "none" && !all.empty()) all.resize(1);
+  return all;
+}
+
 }  // namespace
 
 double SweepRow::gap_closed() const {
@@ -50,11 +60,11 @@ std::vector<SweepRow> sweep(const std::vector<NamedWorkload>& workloads, const S
         baselines.push_back({w, share, bandwidth});
         for (const std::string& policy : o.policies)
           for (const std::string& predictor : o.predictors)
-            for (size_t d = 0; d < (predictor == "none" ? 1 : o.distances.size()); ++d) {
+            for (const auto& [distance, gain] : distances_of(o, predictor)) {
               jobs.push_back({rows.size(), w, baselines.size() - 1, false});
               SweepRow row;
               row.trace = workloads[w].name, row.policy = policy, row.predictor = predictor;
-              row.distance = o.distances[d], row.share = share, row.bandwidth = bandwidth;
+              row.distance = distance, row.diversity_gain = gain, row.share = share, row.bandwidth = bandwidth;
               rows.push_back(std::move(row));
             }
       }
@@ -78,6 +88,7 @@ std::vector<SweepRow> sweep(const std::vector<NamedWorkload>& workloads, const S
     SweepRow& row = rows[job.row];
     options.policy = row.policy;
     options.distance = row.distance;
+    options.diversity_gain = row.diversity_gain;
     row.budget_bytes = options.budget_bytes;
     const auto forecast = make(row.predictor, named);
     row.result = replay(named.workload, *forecast, options);

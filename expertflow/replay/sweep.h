@@ -19,16 +19,18 @@ using ForecastMaker = std::function<std::unique_ptr<Forecast>(std::string_view n
 struct SweepOptions {
   std::vector<std::string> policies = {"next-use"};
   std::vector<std::string> predictors = {"none"};
-  std::vector<int> distances = {1};        ///< 0: adaptive
-  std::vector<double> shares = {0.4};      ///< of all experts' bytes
-  std::vector<double> bandwidths = {1e9};  ///< bytes per second
-  ReplayOptions base;                      ///< the rest
+  std::vector<int> distances = {1};             ///< 0: adaptive
+  std::vector<double> diversity_gains = {0.2};  ///< of adaptive distances
+  std::vector<double> shares = {0.4};           ///< of all experts' bytes
+  std::vector<double> bandwidths = {1e9};       ///< bytes per second
+  ReplayOptions base;                           ///< the rest
   int threads = 1;
 };
 
 struct SweepRow {
   std::string trace, policy, predictor;
   int distance = 0;
+  double diversity_gain = 0;  ///< adaptive only
   double share = 0, bandwidth = 0;
   uint64_t budget_bytes = 0;
   ReplayResult result;
@@ -39,7 +41,7 @@ struct SweepRow {
   double gap_closed() const;
 };
 
-/// In the order of the lists: trace, share, bandwidth, policy, predictor, distance, whatever the threads do.
+/// In the order of the lists: trace, share, bandwidth, policy, predictor, distance, gain, whatever the threads do.
 /// progress(done, all) from any thread, one at a time; may be empty. Without a predictor all distances are one: only
 /// the first is run.
 std::vector<SweepRow> sweep(const std::vector<NamedWorkload>& workloads, const SweepOptions& options,

@@ -147,33 +147,32 @@ void Scheduler::admit() {
   }
 }
 
-// Those that decode: all of them, or the window's best covered.
+// Those that decode: all of them, or as many as the step takes.
 void Scheduler::choose_decodes(std::vector<Piece>& pieces) {
   std::vector<Entry*> ready;
-  for (const auto& entry : running_)
-    if (entry->decoding && int64_t(entry->tokens.size()) == runner_.kv().length(entry->sequence) + 1)
+  std::vector<WaitingToken> waiting;
+  bool prompts = false;
+  for (const auto& entry : running_) {
+    const int64_t missing = int64_t(entry->tokens.size()) - runner_.kv().length(entry->sequence);
+    if (entry->decoding && missing == 1) {
       ready.push_back(entry.get());
-  const size_t rows = size_t(std::min(runner_.limits().rows, runner_.limits().logit_rows));
-  stats_.ready_tokens += ready.size();
-  std::vector<size_t> chosen;
-  if (forecast_ && options_.token_schedule_window > 0 && ready.size() > 1) {
-    // Beyond the window go those that have waited least; they count as put off too.
-    std::stable_sort(ready.begin(), ready.end(), [](auto* a, auto* b) { return a->deferred > b->deferred; });
-    std::vector<WaitingToken> window;
-    for (size_t i = 0; i < std::min(ready.size(), size_t(options_.token_schedule_window)); ++i)
-      window.push_back({ready[i]->sequence, ready[i]->deferred});
-    const size_t count = options_.token_schedule_batch > 0 ? size_t(options_.token_schedule_batch)
-                                                           : std::max<size_t>(1, (window.size() * 3 + 3) / 4);
-    chosen = choose_tokens(window, count, options_.aging_threshold, *forecast_);
-    // Past the window too nothing waits longer than the threshold.
-    for (size_t i = window.size(); i < ready.size(); ++i)
-      if (ready[i]->deferred >= options_.aging_threshold) chosen.push_back(i);
-  } else {
-    for (size_t i = 0; i < ready.size(); ++i) chosen.push_back(i);
+      waiting.push_back({entry->sequence, entry->deferred});
+    } else if (missing > 0) {
+      prompts = true;
+    }
   }
-  if (chosen.size() > rows) chosen.resize(rows);
+  const int64_t rows = std::min(runner_.limits().rows, runner_.limits().logit_rows);
+  const int64_t beside = std::max<int64_t>(1, rows - 1);  // prompts get a row, or they would wait for an answer to end
+  const int64_t batch = options_.token_schedule_batch > 0 ? options_.token_schedule_batch : rows;
+  stats_.ready_tokens += ready.size();
+  TokenChoice choice;
+  choice.most = size_t(prompts ? beside : rows);
+  choice.count = std::min(choice.most, size_t(batch));
+  choice.later = size_t(std::min(beside, batch));
+  choice.window = size_t(options_.token_schedule_window);
+  choice.aging_threshold = options_.aging_threshold;
   std::vector<bool> goes(ready.size());
-  for (const size_t i : chosen) goes[i] = true;
+  for (const size_t i : choose_tokens(waiting, choice, forecast_)) goes[i] = true;
   for (size_t i = 0; i < ready.size(); ++i) {
     if (goes[i]) {
       pieces.push_back({ready[i], 1, true});

@@ -17,11 +17,13 @@ struct SchedulerOptions {
                           "prompt tokens of one step at most, all requests together, while others wait or decode; 0: "
                           "as many as --ubatch-size takes"});
     visit(no_prefix_cache, {"--no-prefix-cache", "compute every prompt from its first token"});
-    visit(token_schedule_window,
-          {"--token-schedule-window",
-           "waiting tokens among which a step chooses those whose experts are near; 0: every token goes at once"});
+    visit(token_schedule_window, {"--token-schedule-window",
+                                  "where a step cannot take every token that waits: among how many of the longest "
+                                  "waiting it chooses those whose "
+                                  "experts are near; 0: they go in turn"});
     visit(token_schedule_batch,
-          {"--token-schedule-batch", "tokens that a step chooses of the window; 0: three quarters of those waiting"});
+          {"--token-schedule-batch",
+           "running answers of which a step computes a token at most; 0: as many as it can take"});
     visit(aging_threshold, {"--aging-threshold", "steps at most by which a token is put off for others"});
   }
 };

@@ -23,11 +23,20 @@ struct WaitingToken {
   int deferred = 0;  ///< steps by which it has been put off already
 };
 
-/// Indices into `waiting` (oldest first), ascending, of at most `count` tokens, and of all that have been put off
-/// `aging_threshold` times. Tokens of which nothing is known go before those that need a copy. Greedy: each choice is
-/// the token that adds the fewest copies to those that the chosen ones need already; among equals the longest deferred,
-/// then the oldest.
-std::vector<size_t> choose_tokens(std::span<const WaitingToken> waiting, size_t count, int aging_threshold,
-                                  const RoutingForecast& forecast);
+struct TokenChoice {
+  size_t count = 0;         ///< tokens that the step is to take
+  size_t most = 0;          ///< tokens that it can take
+  size_t later = 0;         ///< tokens that later steps take at least
+  size_t window = 0;        ///< only among this many that have waited longest; 0: those go, without looking
+  int aging_threshold = 4;  ///< steps by which a token is put off at most
+};
+
+/// Indices into `waiting` (oldest first), ascending, of `count` tokens; more, up to `most`, where more have been put
+/// off as often as the threshold allows. Greedy: each choice is the token that adds the fewest copies to those that the
+/// chosen ones need already; among equals the longest deferred, then the oldest. Tokens of which nothing is known go
+/// before those that need a copy. The threshold is looked ahead for: of n tokens that may be put off k times more, n -
+/// k * later go now, whatever they need; so none is put off beyond it unless more wait than later * (threshold + 1).
+std::vector<size_t> choose_tokens(std::span<const WaitingToken> waiting, const TokenChoice& choice,
+                                  const RoutingForecast* forecast);
 
 }  // namespace ef

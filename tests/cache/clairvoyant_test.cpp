@@ -60,6 +60,12 @@ TEST(Clairvoyant, MixedSlotSizesAreCutInParts) {
   EXPECT_EQ(missed(geometry({10, 30}), events, 50), 50u);
 }
 
+// Two slots, {0, 1}, {2, 1}, {0}, {2}: in the second event 1 is used for the last time and makes room for 2.
+TEST(Clairvoyant, AnEventsExpertsCompeteTogether) {
+  const std::vector<LayerEvent> events = {{0, {0, 1}}, {0, {2, 1}}, {0, {0}}, {0, {2}}};
+  EXPECT_EQ(missed(geometry({1}), events, 2), 3u);
+}
+
 TEST(Clairvoyant, NothingAskedNothingMissed) {
   EXPECT_EQ(clairvoyant_misses(geometry({10}), {}, 100, true).accesses, 0u);
 }

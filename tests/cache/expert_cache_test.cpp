@@ -520,6 +520,25 @@ INSTANTIATE_TEST_SUITE_P(All, CachePolicies, ::testing::ValuesIn(policy_names())
   return name;
 });
 
+TEST(ExpertCache, TrimsInThePolicysOrderWhateverIsOpen) {
+  Harness cache({64}, 4, 256);
+  cache.use(0, {0});
+  const StepId step = cache->begin_step();
+  cache.open(step, 0, {1});
+  cache.fill();
+  cache->release(step, {0, 1});
+  cache.open(step, 0, {2});
+  cache.fill();
+  cache->trim(192, 0);  // fits
+  EXPECT_TRUE(cache.resident(0, 0));
+  cache->trim(100, 0);  // one of three: 2 is pinned, 0 and 1 are the older ones
+  EXPECT_FALSE(cache.resident(0, 0));
+  EXPECT_FALSE(cache.resident(0, 1));
+  cache->trim(0, 0);
+  EXPECT_TRUE(cache.resident(0, 2));
+  cache->end_step(step);
+}
+
 TEST(ExpertCache, CountsWhatWasAskedForOutsideOfItsLock) {
   Harness cache({64}, 4, 128);
   cache.use(0, {0, 1});

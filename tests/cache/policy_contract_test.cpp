@@ -6,7 +6,7 @@
 #include <set>
 
 #include "expertflow/base/errors.h"
-#include "expertflow/cache/policy.h"
+#include "expertflow/cache/clairvoyant.h"
 
 namespace ef {
 namespace {
@@ -65,8 +65,9 @@ class Driver {
 
 class PolicyContract : public ::testing::TestWithParam<std::string_view> {
  protected:
-  std::unique_ptr<EvictionPolicy> make() const { return make_policy(GetParam(), {kLayers, &clock_, 7}); }
+  std::unique_ptr<EvictionPolicy> make() const { return make_policy(GetParam(), {kLayers, &clock_, 7, &nothing_}); }
   ManualClock clock_;
+  const std::vector<LayerEvent> nothing_;  // of the future is known, whoever asks
 };
 
 TEST_P(PolicyContract, RanksEveryResidentOnceAndNobodyElse) {
@@ -162,7 +163,7 @@ TEST_P(PolicyContract, PredictionsAreAHint) {
 }
 
 TEST_P(PolicyContract, LayersBeyondTheContextAreAccepted) {
-  auto policy = make_policy(GetParam(), {0, nullptr, 0});
+  auto policy = make_policy(GetParam(), {0, nullptr, 0, &nothing_});
   policy->on_insert({40, 100});
   policy->on_insert({2, 1});
   std::vector<ExpertKey> ranked;
@@ -172,7 +173,7 @@ TEST_P(PolicyContract, LayersBeyondTheContextAreAccepted) {
 
 std::vector<std::string_view> names() {
   std::vector<std::string_view> out;
-  for (const PolicyInfo& info : policies()) out.push_back(info.name);
+  for (const PolicyInfo& info : replay_policies()) out.push_back(info.name);
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(All, PolicyContract, ::testing::ValuesIn(names()), [](const auto& info) {
@@ -190,6 +191,19 @@ TEST(Policies, TheTableNamesEachOnceAndMakersAgree) {
   }
   for (const char* name : {"next-use", "lru", "lfu", "lfru", "least-stale", "lru-high-low", "arc", "s3-fifo"})
     EXPECT_TRUE(seen.count(name)) << name;
+}
+
+TEST(Policies, WhatNeedsTheFutureIsForReplays) {
+  EXPECT_EQ(replay_policies().size(), policies().size() + 1);
+  EXPECT_EQ(replay_policies().back().name, "belady");
+  try {
+    make_policy("belady", {4, nullptr, 0});
+    FAIL() << "accepted";
+  } catch (const ConfigError& e) {
+    EXPECT_STREQ(e.what(),
+                 "eviction policy 'belady': knows the future, which a replay alone has; known are next-use, lru, lfu, "
+                 "lfru, least-stale, lru-high-low, arc, s3-fifo");
+  }
 }
 
 TEST(Policies, AnUnknownNameListsTheKnown) {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "expertflow/cache/access_counts.h"
-#include "expertflow/cache/policy.h"
+#include "expertflow/cache/clairvoyant.h"
 
 namespace ef {
 namespace {
@@ -281,6 +281,24 @@ TEST(NextUse, ABatchCountsByItsRows) {
   Keys ranked;
   policy->rank_victims(0, ranked);
   EXPECT_EQ(ranked, (Keys{{0, 1}, {0, 0}}));
+}
+
+// Two layers. After events 0 and 1: expert 1 of layer 0 comes at 2, expert 2 of layer 1 at 3, expert 0 of layer 0 at 4.
+TEST(Belady, WhatIsUsedAgainLatestGoesFirst) {
+  const std::vector<LayerEvent> future = {{0, {0, 1}}, {1, {2}}, {0, {1}}, {1, {2}}, {0, {0}}};
+  auto policy = make_policy("belady", {2, nullptr, 0, &future});
+  const auto access = [&](const LayerEvent& event) {
+    const std::vector<int32_t> tokens(event.experts.size(), 1);
+    policy->on_access({0, event.layer, event.experts, tokens});
+  };
+  for (const ExpertKey key : Keys{{0, 0}, {0, 1}, {1, 2}, {1, 3}}) policy->on_insert(key);
+  Keys ranked;
+  access(future[0]), access(future[1]);
+  policy->rank_victims(1, ranked);
+  EXPECT_EQ(ranked, (Keys{{1, 3}, {0, 0}, {1, 2}, {0, 1}}));  // nobody asks for expert 3 of layer 1
+  access(future[2]);
+  policy->rank_victims(0, ranked);
+  EXPECT_EQ(ranked, (Keys{{0, 1}, {1, 3}, {0, 0}, {1, 2}}));  // expert 1 of layer 0 has had its last use
 }
 
 class Ticking {

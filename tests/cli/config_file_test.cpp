@@ -2,6 +2,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "expertflow/base/io.h"
 #include "tests/cli/cli.h"
 
 namespace ef::testing {
@@ -44,6 +45,24 @@ TEST_F(CliConfig, EveryNameIsTakenAsFlagAndInTheFile) {
                              "--port",      "0",
                              "-c",          "9999999999999"}),
                  2, "ctx-size");
+}
+
+// What the guide shows is what programs take: by the server up to its context, by a run (without what only a server
+// has, with a model and a budget of its own) to its last token.
+TEST_F(CliConfig, TheGuidesExampleIsTaken) {
+  const std::string guide = read_text_file(std::string(EF_SOURCE_DIR) + "/docs/guide.md");
+  const size_t begin = guide.find("{\"model\": \"model.gguf\"");
+  ASSERT_NE(begin, std::string::npos);
+  auto json = nlohmann::json::parse(guide.substr(begin, guide.find("\n\n", begin) - begin));
+  json["model"] = demo();
+  EXPECT_REFUSED(expertflow({"serve", "--config", file(json.dump()), "-c", "9999999999999"}), 2, "ctx-size");
+  json.erase("token_schedule_window"), json.erase("aging_threshold");
+  json["load_in_4bit"] = false, json["expert_cache_size"] = "40%";
+  ASSERT_TRUE(json.contains("layer_wise_config"));
+  const auto run = expertflow({"run", "-q", "--config", file(json.dump()), "-p", "Once", "-n", "3", "--temp", "0"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  json["layer_wise_config"] = {{"12", {{"prediction_topk", 2}}}};
+  EXPECT_REFUSED(expertflow({"run", "-q", "--config", file(json.dump()), "-p", "Once", "-n", "3"}), 2, "12");
 }
 
 TEST_F(CliConfig, TheCommandLineWinsOverTheEnvironmentAndThisOverTheFile) {

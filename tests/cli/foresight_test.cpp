@@ -46,6 +46,27 @@ TEST(CliTrace, HoldsEveryTokenOfARun) {
   }
 }
 
+// A prompt of eight tokens and four that are decoded after it.
+TEST(CliTrace, BenchWritesOneToo) {
+  const TempFolder folder;
+  const std::string file = folder.path / "bench.trace";
+  const Arguments one = {"bench", "-q", "-m", hf("olmoe"), "--expert-memory", "50%", "-t", "1", "--no-peaks"};
+  const auto result =
+      expertflow(one + Arguments{"-p", "0", "-n", "0", "-pg", "8,4", "-r", "1", "--no-warmup", "--record-trace", file});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Trace trace = read_trace(file);
+  EXPECT_FALSE(trace.header.hidden_states);
+  ASSERT_EQ(trace.steps.size(), 5u);
+  EXPECT_EQ(trace.steps[0].phase, TracePhase::kPrefill);
+  EXPECT_EQ(trace.steps[0].rows.size(), 8u);
+  for (size_t s = 1; s < 5; ++s) {
+    ASSERT_EQ(trace.steps[s].rows.size(), 1u);
+    EXPECT_EQ(trace.steps[s].phase, TracePhase::kDecode);
+    EXPECT_EQ(trace.steps[s].rows[0].position, int(7 + s));
+  }
+  EXPECT_TRUE(holds(expertflow({"inspect", file}).out, "5 steps, 12 tokens of 1 requests"));
+}
+
 TEST(CliTrace, InspectSaysHowExpertsWereUsed) {
   const TempFolder folder;
   const std::string file = folder.path / "run.trace", svg = folder.path / "load.svg";
@@ -141,6 +162,24 @@ TEST(CliForesight, ValuesOutOfRangeAreRefusedByName) {
   EXPECT_REFUSED(expertflow(ids_run({"--expert-memory", "50%", "--prediction-topk", "999"})), 2, "prediction-topk");
   EXPECT_REFUSED(expertflow(ids_run({"--expert-memory", "50%", "--layer-wise-config", "{\"layers\": {\"77\": {}}}"})),
                  2, "layer-wise-config", "77");
+}
+
+// A prompt of 600 tokens is a step of 512 rows and one of 88; both are looked ahead in, by the caps of their regimes.
+TEST(CliForesight, StepsOfManyRowsAreLookedAheadInAndStayTheSame) {
+  const TempFolder folder;
+  const std::string stats = folder.path / "stats.json";
+  std::string ids = "1";
+  for (int i = 1; i < 600; ++i) ids += "," + std::to_string(100 + i * 37 % 9000);
+  const Arguments run = {"run", "-q",   "-m",     demo(), "--token-ids",     ids,  "-n", "6",
+                         "-c",  "1024", "--temp", "0",    "--expert-memory", "40%"};
+  const auto plain = expertflow(run + Arguments{"--async-prefetch", "off"});
+  const auto ahead = expertflow(run + Arguments{"--async-prefetch", "on", "--stats-json", stats});
+  ASSERT_EQ(plain.exit_code, 0) << plain.err;
+  EXPECT_EQ(ahead.out, plain.out);
+  const json regimes = json::parse(read_text_file(stats))["prefetch"]["regime"]["regimes"];
+  EXPECT_EQ(regimes[3]["rows"], 512);
+  EXPECT_EQ(regimes[1]["rows"], 88);
+  EXPECT_EQ(json::parse(read_text_file(stats))["prefetch"]["governor"]["steps_off"], 0);
 }
 
 TEST(CliBenchForesight, ColdAndWarmApart) {

@@ -51,6 +51,19 @@ TEST(CliReplay, CombinesListsAndGivesJson) {
   EXPECT_EQ(expertflow(run).out, result.out);
 }
 
+TEST(CliReplay, BeladyIsARowOfReplaysAlone) {
+  const TempFolder folder;
+  const ProcessResult result = expertflow(
+      {"replay", "-q", "--trace", made_up_trace(folder.path), "--policy", "all", "--layer-time", "100", "-o", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto rows = nlohmann::json::parse(result.out);
+  EXPECT_EQ(rows.back().at("policy"), "belady");
+  for (const auto& row : rows) EXPECT_GE(row.at("misses").get<int>(), rows.back().at("misses").get<int>());
+  const ProcessResult run = expertflow({"run", "-m", demo(), "--eviction-policy", "belady", "-p", "Hi", "-n", "1"});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_TRUE(holds(run.err, "which a replay alone has")) << run.err;
+}
+
 TEST(CliReplay, AsksTheModelsPredictors) {
   const TempFolder folder;
   const std::string trace = made_up_trace(folder.path);
@@ -72,7 +85,7 @@ TEST(CliReplay, RefusesByName) {
     EXPECT_EQ(result.exit_code, 2) << result.err;
     EXPECT_TRUE(holds(result.err, part)) << result.err;
   };
-  refused({"--policy", "belady"}, "belady");
+  refused({"--policy", "fifo"}, "fifo");
   refused({"--predictor", "prophet"}, "--model");
   refused({"--expert-memory", "6GiB"}, "--expert-memory: expected a share");
   refused({"--distance", "0"}, "--distance");

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "expertflow/engine/metrics_json.h"
+
 namespace ef {
 namespace {
 
@@ -63,6 +65,20 @@ TEST(ExpertMetrics, LittleIsNotJudged) {
   m.hits = 10, m.misses = 90;
   m.expert_swap_rate = 0.9;
   for (const auto& metric : health_of(m)) EXPECT_TRUE(metric.healthy) << metric.name;
+}
+
+// Each change of the distance with its reason, the latest six.
+TEST(ExpertMetrics, TheTextSaysWhyTheDistanceChanged) {
+  ExpertStats stats;
+  stats.foresight.emplace();
+  for (int i = 0; i < 7; ++i)
+    stats.foresight->controller.changes.push_back({uint64_t(100 * i), i, i + 1, 3, "reason " + std::to_string(i)});
+  std::vector<std::string> found;
+  for (const std::string& line : metrics_lines({}, stats))
+    if (line.rfind("distance ", 0) == 0) found.push_back(line);
+  ASSERT_EQ(found.size(), 6u);
+  EXPECT_EQ(found[0], "distance 1 -> 2 at token 100 (the formula says 3): reason 1");
+  EXPECT_EQ(found[5], "distance 6 -> 7 at token 600 (the formula says 3): reason 6");
 }
 
 }  // namespace

@@ -51,6 +51,22 @@ class Oracle final : public Predictor {
   const Config& config_;
 };
 
+// Has waited as long as a test says.
+class WaitingExperts final : public CachedExperts {
+ public:
+  void begin_step() override {}
+  void end_step() override {}
+  void run(LayerId, const float*, const RoutingView&, const ExpertsOut&, Stream&) override {}
+  CachedExpertsStats stats() const override {
+    CachedExpertsStats all;
+    all.stall_seconds = waited;
+    return all;
+  }
+  ExpertUse use() const override { return {}; }
+  void set_ahead(ExpertsAhead*) override {}
+  double waited = 0;
+};
+
 class ForesightTest : public ::testing::Test {
  protected:
   ForesightTest()
@@ -72,6 +88,7 @@ class ForesightTest : public ::testing::Test {
     state = std::make_unique<State>(model.config(), *backend, 32, 1);
     ForesightOptions f;
     f.horizon = horizon;
+    f.controller.renew_tokens = 1;
     f.candidates.all.most = 16;
     f.candidates.all.least_probability = 0.5f;
     f.governor.mode = PrefetchMode::kOn;
@@ -250,6 +267,79 @@ TEST_F(ForesightTest, AStepThatFailsIsNotJudged) {
   run(1, {0, 1, 2, 3});
   end_step();
   EXPECT_EQ(foresight->stats().governor.steps_on, 2u) << "the first, which measured the link, and this";
+}
+
+// Looked two layers ahead for, where the formula says one: all there while layer 1 runs, and so a layer too early.
+TEST_F(ForesightTest, CopiesThatComeFarTooEarlyLowerTheDistance) {
+  start(40, 1, 2);
+  oracle.says = [](LayerId target) { return target == 3 ? std::vector<ExpertId>{3, 5, 6} : std::vector<ExpertId>{}; };
+  ASSERT_EQ(foresight->stats().controller.formula, 1);
+  begin_step();
+  run(1, {0});
+  tier->pipeline().drain();
+  run(2, {0});
+  run(3, {3, 5, 6});
+  end_step();
+  EXPECT_EQ(foresight->stats().governor.used, 3u);
+  EXPECT_EQ(foresight->stats().controller.overfetches, 3u);
+  EXPECT_EQ(foresight->stats().controller.offset, -1);
+}
+
+// The last of them comes while layer 2 runs: one layer before its own.
+TEST_F(ForesightTest, AnEventsLastCopyDecidesWhetherAllWereTooEarly) {
+  start(40, 2, 2);
+  oracle.says = [](LayerId target) { return target == 3 ? std::vector<ExpertId>{3, 5, 6} : std::vector<ExpertId>{}; };
+  begin_step();
+  points.hold("start 3.6");
+  run(1, {0});
+  points.wait_for("start 3.6");
+  run(2, {0});
+  points.let_go("start 3.6");
+  tier->pipeline().drain();
+  run(3, {3, 5, 6});
+  end_step();
+  EXPECT_EQ(foresight->stats().governor.used, 3u);
+  EXPECT_EQ(foresight->stats().controller.overfetches, 0u);
+}
+
+TEST_F(ForesightTest, WaitingRaisesTheDistance) {
+  start(40);
+  WaitingExperts waiting;
+  ForesightOptions f;
+  f.controller.stall_threshold = 2;
+  f.governor.mode = PrefetchMode::kOff;
+  Foresight adaptive(model.config(), *state, oracle, *stream, tier->cache(), tier->pipeline(), waiting, clock, f);
+  const TokenId token = 1;
+  const int32_t zero = 0;
+  const ExpertId wanted = 0;
+  adaptive.on_step({&token, 1}, {&zero, 1}, {&zero, 1});
+  for (LayerId layer = 1; layer <= 3; ++layer) {
+    adaptive.on_event(layer, {&wanted, 1});
+    waiting.waited += 0.25;
+  }
+  ASSERT_EQ(adaptive.stats().horizon, 1);
+  adaptive.end_step(false);
+  EXPECT_EQ(adaptive.stats().controller.stalls, 2u) << "of layers 1 and 2";
+  EXPECT_EQ(adaptive.stats().horizon, 2);
+  EXPECT_EQ(adaptive.stats().controller.changes.back().reason, "compute waited for 2 copies");
+}
+
+// Three cover the mass and one of them is near: two to fetch, whatever has come by the second look.
+TEST_F(ForesightTest, ExpectsWhatCoversTheMassAndIsNotNear) {
+  start(40, 1, 2);
+  begin_step();
+  run(3, {6});
+  tier->pipeline().drain();
+  end_step();
+  oracle.says = [](LayerId target) { return target == 3 ? std::vector<ExpertId>{3, 5, 6} : std::vector<ExpertId>{}; };
+  begin_step();
+  run(1, {0});
+  tier->pipeline().drain();
+  run(2, {0});
+  run(3, {3, 5});
+  end_step();
+  // Layer 2 wants none, layer 3 two; one look of two steps ago (none) has faded by 0.875 twice.
+  EXPECT_NEAR(foresight->stats().controller.expected, 2 / (0.875 * 0.875 + 2), 1e-9);
 }
 
 // Every predictor on whole models: the same tokens at every distance and budget.

@@ -9,6 +9,7 @@
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/fingerprint.h"
 #include "expertflow/engine/recall.h"
+#include "expertflow/engine/train_predictor.h"
 #include "tests/engine/model_rig.h"
 #include "tests/predict/trained_rig.h"
 #include "tests/support/temp_folder.h"
@@ -113,6 +114,25 @@ TEST(DecayFit, FindsTheCurve) {
   EXPECT_NEAR(fit.b, 0.5, 1e-6);
   EXPECT_NEAR(fit.c, 0.6, 1e-6);
   EXPECT_LT(fit.worst, 1e-9);
+}
+
+// Three layers, two of the experts chosen. At distances 1 and 2: hybrid 0.5 and none (it does not reach so far), forest
+// 0.25 and 0.5, what is trained as the hybrid and 0.25 beyond it; on a second text all the same.
+TEST(BestPredictor, CountsWhatIsNotCoveredAsNothing) {
+  const auto table = [](const char* name, uint64_t near, std::optional<uint64_t> far) {
+    RecallTable t(name, 3, 2);
+    for (const LayerId layer : {0, 1}) t.at(StepPoint::kRouted, layer, layer + 1) = {.cases = 4, .hits_k = near};
+    if (far) t.at(StepPoint::kRouted, 0, 2) = {.cases = 4, .hits_k = *far};
+    return t;
+  };
+  std::vector<RecallTable> of_text = {table("hybrid", 4, std::nullopt), table("forest", 2, 4), table("trained", 4, 2)};
+  EXPECT_EQ(best_predictor({of_text, of_text}, 1).name, "trained") << "as good as the hybrid, and holds it";
+  EXPECT_DOUBLE_EQ(best_predictor({of_text, of_text}, 1).recall, 0.5);
+  EXPECT_EQ(best_predictor({of_text, of_text}, 2).name, "trained");
+  EXPECT_DOUBLE_EQ(best_predictor({of_text, of_text}, 2).recall, 0.375);
+  of_text[1] = table("forest", 3, 4);
+  EXPECT_EQ(best_predictor({of_text}, 2).name, "forest");
+  EXPECT_DOUBLE_EQ(best_predictor({of_text}, 2).recall, 0.4375);
 }
 
 }  // namespace

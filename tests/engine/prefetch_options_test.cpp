@@ -44,6 +44,14 @@ TEST(PrefetchOptions, LayersMayDiffer) {
   EXPECT_FLOAT_EQ(r.of(6).least_probability, 0);
 }
 
+TEST(PrefetchOptions, LayersMayStandForThemselves) {
+  const CandidateRules r = rules(R"({"0": {"prediction_topk": 2}, "3-5": {"mass": 0.5}, "*": {"prediction_topk": 6}})");
+  EXPECT_EQ(r.of(0).most, 2);
+  EXPECT_EQ(r.of(1).most, 6);
+  EXPECT_FLOAT_EQ(r.of(4).mass, 0.5f);
+  EXPECT_EQ(r.of(4).most, 6) << "what is said of all holds, wherever it stands";
+}
+
 TEST(PrefetchOptions, ALayerMayBeLeftAlone) {
   const CandidateRules r = rules(R"({"layers": {"1": {"topk": 0}}})");
   std::vector<float> probabilities(32, 0.9f);
@@ -70,8 +78,8 @@ TEST(PrefetchOptions, MistakesNameTheirPlace) {
   EXPECT_EQ(refusal(R"({"default": {"topk": 33}})"),
             "layer-wise-config: default: topk: expected a whole number up to the layer's experts, found 33");
   EXPECT_EQ(refusal(R"({"default": {"k": 3}})"),
-            "layer-wise-config: default: expected mass, least_probability or topk, found \"k\"");
-  EXPECT_EQ(refusal(R"({"layer": {}})"), "layer-wise-config: expected default and layers, found \"layer\"");
+            "layer-wise-config: default: expected mass, least_probability or prediction_topk, found \"k\"");
+  EXPECT_EQ(refusal(R"({"layer": {}})"), "layer-wise-config: expected default, layers or a layer, found \"layer\"");
   EXPECT_NE(refusal("{").find("expected a JSON object"), std::string::npos);
   EXPECT_NE(refusal("/no/such/file").find("/no/such/file"), std::string::npos);
 }

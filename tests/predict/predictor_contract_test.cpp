@@ -163,28 +163,33 @@ TEST(Hybrid, WithNothingLearnedItIsGateAhead) {
   }
 }
 
-// A file whose heads reach less far than it is asked: gate-ahead answers before and after them, from one look.
-TEST(TrainedSet, PartsTakeTurns) {
+// A file whose heads reach less far than it is asked, from one look: the forest answers beyond them, and where there is
+// none or it covers nothing gate-ahead.
+void parts_take_turns(bool with_forest) {
   ModelRig rig("olmoe");
   const Config& config = rig.model().config;
-  const TrainedPredictor near = made_up(config, 1, 0.3f);
+  TrainedPredictor near = made_up(config, 1, 0.3f);
   const PredictorContext context{rig.model(), rig.backend(), 64, kHorizon, &near};
-  const auto set = make_predictor("trained", context), gate = make_predictor("gate-ahead", context);
+  const auto gate = make_predictor("gate-ahead", context);
+  const auto beyond = make_predictor(with_forest ? "forest" : "gate-ahead", context);
+  if (!with_forest) near.tensors.erase("forest.nodes");
+  const auto set = make_predictor("trained", context);
   int compared = 0;
   Looks looks;
-  looks.start = [&](const StepStart& start) { set->begin_step(start); };
+  looks.start = [&](const StepStart& start) { set->begin_step(start), beyond->begin_step(start); };
   looks.look = [&](const StepView& view) {
-    set->observe(view);
+    set->observe(view), beyond->observe(view);
     const LayerId last = std::min(LayerId(config.layers.size()) - 1, view.layer + kHorizon);
     if (view.point != StepPoint::kRouted) return;
     set->queue(view, view.layer, last, rig.stream());
-    gate->queue(view, view.layer, last, rig.stream());
+    gate->queue(view, view.layer, view.layer, rig.stream());
+    if (last > view.layer) beyond->queue(view, view.layer + 1, last, rig.stream());
     rig.stream().synchronize();
     for (LayerId t = view.layer; t <= last; ++t) {
       if (t == view.layer + 1) continue;  // the hybrid's
       std::vector<float> a(size_t(view.rows * config.router.experts)), b(a.size());
       set->finish(t, a.data());
-      gate->finish(t, b.data());
+      (t == view.layer ? gate : beyond)->finish(t, b.data());
       EXPECT_EQ(a, b) << view.layer << " " << t;
       ++compared;
     }
@@ -192,6 +197,10 @@ TEST(TrainedSet, PartsTakeTurns) {
   rig.observer = &looks;
   rig.logits(goldens("olmoe")[0].ids, 7);
   EXPECT_GT(compared, 0);
+}
+TEST(TrainedSet, PartsTakeTurns) {
+  parts_take_turns(false);
+  parts_take_turns(true);
 }
 
 // The self-test of the rule: asked about the layer itself, it must be that layer's router.

@@ -175,16 +175,6 @@ TEST(StepController, ACalibrationCountsAtOnce) {
   EXPECT_EQ(c.stats().first, 2);
 }
 
-TEST(Covering, CountsTheSmallestSet) {
-  const std::vector<float> p = {0.125f, 0.5f, 0.25f, 0.125f};
-  EXPECT_EQ(covering_count(p, 0), 0);
-  EXPECT_EQ(covering_count(p, 0.5), 1);
-  EXPECT_EQ(covering_count(p, 0.51), 2);
-  EXPECT_EQ(covering_count(p, 0.75), 2);
-  EXPECT_EQ(covering_count(p, 0.9), 4);
-  EXPECT_EQ(covering_count(std::vector<float>{0, 0}, 0.9), 0);
-}
-
 TEST(Diversity, IsTheSumOverPairs) {
   // (0,0), (3,4), (6,8): 25 + 100 + 25.
   EXPECT_DOUBLE_EQ(pairwise_distance(std::vector<float>{0, 0, 3, 4, 6, 8}, 3), 150);

@@ -60,6 +60,14 @@ TEST(Link, ADemandThatComesLaterDoesNotUndoThePast) {
   EXPECT_EQ(ids(link.arrived(microseconds(6))), (std::vector<ExpertId>{1, 2}));
 }
 
+TEST(Link, OfWhatIsAheadTheNearestLayerGoesFirst) {
+  Link link(one());
+  link.submit({5, 1}, 1000, true, Duration(0));
+  link.arrived(Duration(1));  // under way
+  for (const LayerId layer : {4, 2, 4, 3}) link.submit({layer, layer}, 1000, true, Duration(1));
+  EXPECT_EQ(ids(link.arrived(microseconds(9))), (std::vector<ExpertId>{1, 2, 3, 4, 4}));
+}
+
 TEST(Link, PromotesAndCancelsWhatIsQueued) {
   Link link(one());
   for (const ExpertId e : {1, 2, 3}) link.submit({0, e}, 1000, true, Duration(0));

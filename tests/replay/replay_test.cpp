@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "expertflow/base/errors.h"
+#include "expertflow/cache/policy.h"
 #include "expertflow/replay/report.h"
 
 namespace ef {
@@ -78,6 +81,43 @@ TEST(Replay, FewerSlotsThanExpertsGoInWaves) {
   EXPECT_GE(r.bytes_demand, 5 * kSlot);  // one may have stayed
 }
 
+// 0 1 2 0 1 3 0 1 2 in two slots: 0 and 1 stay, 2, 3 and 2 pass by. A step waits for the whole copy of what it misses.
+TEST(ReplayBelady, KeepsWhatIsUsedSoonestAndLetsTheRestPass) {
+  const Workload w = workload_of({{{0}}, {{1}}, {{2}}, {{0}}, {{1}}, {{3}}, {{0}}, {{1}}, {{2}}});
+  ReplayOptions o = options_of(2);
+  EXPECT_EQ(run(w, o).misses, 9u);  // LRU: a cycle of three
+  o.policy = "belady";
+  const ReplayResult r = run(w, o);
+  EXPECT_EQ(r.hits, 4u);
+  EXPECT_EQ(r.misses, 5u);
+  EXPECT_EQ(r.bytes_demand, 5 * kSlot);
+  EXPECT_NEAR(r.stall_seconds, 5 * 4.096e-6, 1e-12);
+}
+
+// Slots of one size, on demand: it is the clairvoyant bound, and nobody does better.
+TEST(ReplayBelady, NoPolicyBeatsIt) {
+  std::mt19937_64 random(3);
+  Choices choices;
+  for (int s = 0; s < 80; ++s) {
+    choices.emplace_back();
+    for (int l = 0; l < 3; ++l) {
+      const auto first = uint16_t(random() % 8);
+      choices.back().push_back({first, uint16_t((first + 1 + random() % 7) % 8)});
+    }
+  }
+  const Workload w = workload_of(choices);
+  for (const uint64_t slots : {2, 5, 9, 14, 20}) {
+    ReplayOptions o = options_of(slots);
+    o.policy = "belady";
+    const ReplayResult best = run(w, o);
+    EXPECT_EQ(best.bytes(), clairvoyant_bytes(w, o.budget_bytes)) << slots;
+    for (const PolicyInfo& info : policies()) {
+      o.policy = info.name;
+      EXPECT_GE(run(w, o).misses, best.misses) << info.name << ", " << slots;
+    }
+  }
+}
+
 TEST(Replay, AnOracleLeavesNoStallWhereTheLinkHasTime) {
   Choices choices;
   for (uint16_t s = 0; s < 6; ++s)
@@ -132,6 +172,94 @@ TEST(Replay, AdaptsTheDistanceToTheLink) {
   EXPECT_GT(slow.mean_distance, fast.mean_distance);
 }
 
+// Copies that come late make S larger by the wait; they are not too many.
+TEST(Replay, LateCopiesAreStallsAlone) {
+  Choices choices;
+  for (uint16_t s = 0; s < 40; ++s) {
+    std::vector<std::vector<uint16_t>> step;
+    for (uint16_t l = 0; l < 4; ++l) step.push_back({uint16_t((s * 3 + l) % 8)});
+    choices.push_back(step);
+  }
+  ReplayOptions o = options_of(8);
+  o.distance = 0, o.most_distance = 3, o.pool_share = 1, o.within_link = false;
+  o.link.bytes_per_second = 0.3e9;  // 13.7 us a copy, 10 us a layer
+  const ReplayResult r = run(workload_of(choices), o, "oracle");
+  EXPECT_GT(r.late, 0u);
+  EXPECT_GT(r.distance.stalls, 0u);
+  EXPECT_EQ(r.distance.overfetches, 0u);
+  // And what nobody asks for is one each.
+  o.budget_bytes = 2 * kSlot;
+  const ReplayResult wrong = run(workload_of(choices), o, "previous-token");
+  EXPECT_GT(wrong.distance.overfetches, 3u);
+}
+
+// Says the same probabilities of every layer.
+class Says final : public Forecast {
+ public:
+  explicit Says(std::vector<float> p) : p_(std::move(p)) {}
+  void predict(size_t, LayerId, LayerId, std::span<float> p) override { std::copy(p_.begin(), p_.end(), p.begin()); }
+
+ private:
+  std::vector<float> p_;
+};
+
+// 0.5 + 0.3 cover three quarters of what is said; what is below the floor is named and not copied.
+TEST(Replay, CandidatesCoverAMassOfProbability) {
+  const Workload w = workload_of({{{7}, {0}}, {{7}, {1}}, {{7}, {2}}, {{7}, {3}}});
+  Says says({0.5f, 0.3f, 0.15f, 0.05f, 0, 0, 0, 0});
+  ReplayOptions o = options_of(8);
+  o.least_probability = 0.4f, o.candidates.all.mass = 0.75f;
+  const ReplayResult r = replay(w, says, o);
+  EXPECT_EQ(r.predicted, 2u);  // experts 0 and 1 of layer 1
+  EXPECT_EQ(r.ahead, 2u);      // expert 0 of both layers
+  o.candidates.all.mass = 1;
+  EXPECT_EQ(replay(w, says, o).predicted, 4u);
+  o.candidates.all.most = 1;
+  EXPECT_EQ(replay(w, says, o).predicted, 1u);
+  o.candidates.layers = {CandidateRule{}, CandidateRule{1, 0, 0, 3}};
+  EXPECT_EQ(replay(w, says, o).predicted, 3u);
+}
+
+TEST(Replay, TheDistanceCountsTheCandidatesThatAreNotNear) {
+  Choices choices(200, {{7}, {6}, {5}});
+  const Workload w = workload_of(choices);
+  Says says({0.5f, 0.3f, 0.2f, 0, 0, 0, 0, 0});
+  ReplayOptions o = options_of(12);
+  o.distance = 0, o.advise_only = true, o.candidates.all.mass = 0.75f;
+  o.link.bytes_per_second = 0.2e9;  // 20.5 us a copy, 10 us a layer
+  const ReplayResult r = replay(w, says, o);
+  EXPECT_DOUBLE_EQ(r.distance.expected, 2);  // experts 0 and 1, which never come
+  EXPECT_EQ(r.distance.formula, 5);          // ceil(2 * 20.5 / 10)
+}
+
+// Steps of two rows: of unlike ones every fourth, of like ones the others. Like rows are at a distance of 0.
+TEST(Replay, DiversityMovesTheDistanceByItsGain) {
+  auto trace = std::make_shared<Trace>();
+  trace->header.model = "hand", trace->header.hidden = 1;
+  trace->header.top_k = trace->header.candidates = 1;
+  trace->header.layers.assign(4, {8, kSlot});
+  for (size_t s = 0; s < 240; ++s) {
+    TraceStep step;
+    step.step = s + 1;
+    step.rows = {{0, 1, int32_t(s)}, {1, 1, int32_t(s)}};
+    for (uint16_t l = 0; l < 4; ++l) {
+      TraceLayer layer;
+      layer.compute_ns = 10000;
+      layer.chosen = {uint16_t(s % 8), uint16_t((s + (s % 4 == 3 ? 1 : 0)) % 8)};
+      step.layers.push_back(layer);
+    }
+    trace->steps.push_back(step);
+  }
+  const Workload w = make_workload(trace, {});
+  const auto mean = [&](double gain) {
+    ReplayOptions o = options_of(8);
+    o.distance = 0, o.diversity_gain = gain, o.link.bytes_per_second = 0.2e9;
+    return run(w, o, "oracle").mean_distance;
+  };
+  EXPECT_NE(mean(1), mean(0));
+  EXPECT_NE(mean(-1), mean(0));
+}
+
 TEST(Replay, IsDeterministicDownToTheReport) {
   Choices choices;
   for (uint16_t s = 0; s < 60; ++s)
@@ -156,6 +284,10 @@ TEST(Replay, IsDeterministicDownToTheReport) {
   EXPECT_EQ(one[0].policy, "lru");
   EXPECT_EQ(one[0].gap_closed(), 0);
   EXPECT_NE(replay_svg(one).find("clairvoyant"), std::string::npos);
+  for (const char* title :
+       {"a: MB copied a token by residency", "a: ms waited a token by residency", "a: mean distance S"})
+    EXPECT_NE(replay_svg(one).find(title), std::string::npos) << title;
+  EXPECT_NE(replay_table(one).find("clairvoyant MB | gap closed %"), std::string::npos);
 }
 
 TEST(Replay, GapClosedIsTheShareOfWhatLruReadsTooMuch) {
@@ -200,7 +332,7 @@ TEST(Replay, RefusesImpossibleOptions) {
     change(o);
     EXPECT_THROW(run(w, o), ConfigError);
   };
-  refused([](ReplayOptions& o) { o.policy = "belady"; });
+  refused([](ReplayOptions& o) { o.policy = "fifo"; });
   refused([](ReplayOptions& o) { o.budget_bytes = 100; });
   refused([](ReplayOptions& o) { o.link.bytes_per_second = 0; });
   refused([](ReplayOptions& o) { o.before_router = 1; });

@@ -305,20 +305,58 @@ TEST(TokenChoice, CoveredTokensGoFirstAndThoseThatShareACopy) {
   f.wants[3] = {{0, 7}, {0, 2}};  // one
   f.wants[4] = {{0, 5}, {0, 2}};  // one, the same as 2's
   const std::vector<WaitingToken> waiting{{0, 0}, {1, 0}, {2, 0}, {3, 0}, {4, 0}};
-  EXPECT_EQ(choose_tokens(waiting, 1, 4, f), (std::vector<size_t>{1}));
-  EXPECT_EQ(choose_tokens(waiting, 2, 4, f), (std::vector<size_t>{1, 2}));
-  EXPECT_EQ(choose_tokens(waiting, 3, 4, f), (std::vector<size_t>{1, 2, 4}));     // 4 is free once 2 goes
-  EXPECT_EQ(choose_tokens(waiting, 4, 4, f), (std::vector<size_t>{0, 1, 2, 4}));  // 0 then needs one more, as 3 does
-  EXPECT_EQ(choose_tokens(waiting, 9, 4, f).size(), 5u);
+  const auto choose = [&](size_t count) { return choose_tokens(waiting, {count, 9, count, 5, 4}, &f); };
+  EXPECT_EQ(choose(1), (std::vector<size_t>{1}));
+  EXPECT_EQ(choose(2), (std::vector<size_t>{1, 2}));
+  EXPECT_EQ(choose(3), (std::vector<size_t>{1, 2, 4}));     // 4 is free once 2 goes
+  EXPECT_EQ(choose(4), (std::vector<size_t>{0, 1, 2, 4}));  // 0 then needs one more, as 3 does
+  EXPECT_EQ(choose(9).size(), 5u);
+  EXPECT_EQ(choose_tokens(waiting, {2, 9, 2, 0, 4}, &f), (std::vector<size_t>{0, 1}));  // in turn
+  EXPECT_EQ(choose_tokens(waiting, {2, 9, 2, 3, 4}, &f), (std::vector<size_t>{1, 2}));  // among three
+  EXPECT_EQ(choose_tokens(waiting, {1, 9, 1, 1, 4}, &f), (std::vector<size_t>{0}));
+  EXPECT_EQ(choose_tokens(waiting, {2, 9, 2, 5, 4}, nullptr), (std::vector<size_t>{0, 1}));
 }
 
 TEST(TokenChoice, AgeWins) {
   FakeForecast f;
   f.wants[0] = {{0, 5}};
   const std::vector<WaitingToken> waiting{{0, 3}, {1, 0}, {2, 2}};
-  EXPECT_EQ(choose_tokens(waiting, 1, 3, f), (std::vector<size_t>{0}));  // at the threshold: it goes
-  EXPECT_EQ(choose_tokens(waiting, 1, 4, f), (std::vector<size_t>{2}));  // 0 needs a copy; 2 has waited longer than 1
-  EXPECT_EQ(choose_tokens(waiting, 2, 3, f), (std::vector<size_t>{0, 2}));  // and then the next in age
+  const auto choose = [&](size_t count, int threshold) {
+    return choose_tokens(waiting, {count, 9, count, 3, threshold}, &f);
+  };
+  EXPECT_EQ(choose(1, 3), (std::vector<size_t>{0}));     // at the threshold: it goes
+  EXPECT_EQ(choose(1, 4), (std::vector<size_t>{2}));     // 0 needs a copy; 2 has waited longer than 1
+  EXPECT_EQ(choose(2, 3), (std::vector<size_t>{0, 2}));  // and then the next in age
+}
+
+// Three tokens that may wait once more, and one a step: the first has to go while all could still wait.
+TEST(TokenChoice, AThresholdIsLookedAheadFor) {
+  FakeForecast f;
+  f.wants[0] = f.wants[1] = f.wants[2] = {{0, 5}};
+  const std::vector<WaitingToken> three{{0, 2}, {1, 2}, {2, 2}, {3, 0}}, two{{0, 2}, {1, 2}, {3, 0}};
+  EXPECT_EQ(choose_tokens(three, {2, 9, 2, 4, 3}, &f),
+            (std::vector<size_t>{0, 3}));  // 1 of 3 has to, 2 fit the next step
+  EXPECT_EQ(choose_tokens(three, {2, 9, 1, 4, 3}, &f), (std::vector<size_t>{0, 1}));  // the next takes one: 2 have to
+  EXPECT_EQ(choose_tokens(two, {1, 9, 1, 3, 3}, &f), (std::vector<size_t>{0}));
+  EXPECT_EQ(choose_tokens(two, {1, 9, 1, 3, 4}, &f), (std::vector<size_t>{2}));
+  EXPECT_EQ(choose_tokens(three, {1, 9, 1, 4, 2}, &f), (std::vector<size_t>{0, 1, 2}));  // all three are due
+  EXPECT_EQ(choose_tokens(three, {1, 2, 1, 4, 2}, &f), (std::vector<size_t>{0, 1}));     // but two is what fits
+}
+
+// More answers under way than a step has rows: all advance, and a prompt finds a row.
+TEST(Scheduler, StepsThatAreTooSmallForAllTakeThemInTurn) {
+  for (const int window : {0, 64}) {
+    FakeRunner runner(kv_of(1024, 8), limits_of(3, 8, 128));
+    SchedulerOptions o = options();
+    o.token_schedule_window = window;
+    Scheduler scheduler(runner, o);
+    std::vector<Job> jobs;
+    for (int i = 0; i < 8; ++i) jobs.push_back(submit(scheduler, prompt_of(3, i), 30));
+    run_out(scheduler);
+    for (const Job& job : jobs) expect_answer(job);
+    EXPECT_LE(scheduler.stats().longest_deferral, 3);  // two rows beside a prompt, eight tokens
+    EXPECT_GT(scheduler.stats().deferred_tokens, 0u);
+  }
 }
 
 TEST(Scheduler, NoTokenIsPutOffBeyondTheThreshold) {

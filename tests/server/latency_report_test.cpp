@@ -89,6 +89,7 @@ class ProfiledServer : public ::testing::Test {
     ASSERT_NE(mkdtemp(name.data()), nullptr);
     folder_ = name;
     setup_.budget = "25%";
+    setup_.prefetch = "off";
     setup_.profile = (folder_ / "profile.json").string();
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }

@@ -29,6 +29,7 @@ struct RigSetup {
   std::string max_kv_cache_memory;
   bool load = true;
   double probe_seconds = 0.05;
+  std::string prefetch = "auto";  ///< "off": how many copies there are is a fact, not a matter of speed
   std::shared_ptr<server::Tracer> tracer;
   RigSetup() { server.port = 0; }
 };
@@ -65,6 +66,7 @@ class ServerRig {
     sources.engine.expert_memory = setup_.budget;
     sources.engine.threads = 2;
     sources.engine.expert_profile = setup_.profile;
+    sources.engine.async_prefetch = setup_.prefetch;
     sources.engine.warmup = setup_.warmup;
     sources.engine.max_kv_cache_memory = setup_.max_kv_cache_memory;
     sources.scheduler = setup_.scheduler;

@@ -158,7 +158,7 @@ const char* cudaGetErrorName(cudaError_t error) {
     EF_NAME(cudaErrorIllegalState)
     EF_NAME(cudaErrorNotReady)
     EF_NAME(cudaErrorDeviceUninitialized)
-    EF_NAME(cudaErrorEccUncorrectable)
+    EF_NAME(cudaErrorECCUncorrectable)
     EF_NAME(cudaErrorNvlinkUncorrectable)
     EF_NAME(cudaErrorIllegalAddress)
     EF_NAME(cudaErrorLaunchOutOfResources)

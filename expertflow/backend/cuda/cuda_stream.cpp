@@ -24,7 +24,7 @@ constexpr size_t kMostGraphs = 16;
 bool loses_context(cudaError_t error) {
   switch (error) {
     case cudaErrorDeviceUninitialized:
-    case cudaErrorEccUncorrectable:
+    case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchTimeout:

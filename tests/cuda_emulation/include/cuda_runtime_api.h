@@ -13,7 +13,7 @@ enum cudaError_t {
   cudaErrorInvalidConfiguration = 9,
   cudaErrorInvalidDevice = 101,
   cudaErrorDeviceUninitialized = 201,
-  cudaErrorEccUncorrectable = 214,
+  cudaErrorECCUncorrectable = 214,
   cudaErrorNvlinkUncorrectable = 220,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorIllegalState = 401,

@@ -205,7 +205,7 @@ class Run {
   std::vector<ExpertId> deferred_, coming_;
   struct Unused {
     uint64_t bytes = 0;
-    uint64_t arrived = 0;  // layers begun by then
+    uint64_t arrived = 0;  // MoE layers begun by then
     bool judged = false;   // its layer came, and wanted others
   };
   std::unordered_map<ExpertKey, Unused> unused_;  // copied ahead and there, not asked for
@@ -266,12 +266,12 @@ void Run::run_layer(LayerId layer) {
   const WorkloadStep& step = workload_.steps[step_];
   const TraceEvent& event = step.events[size_t(layer)];
   const Duration all = step.compute[size_t(layer)];
-  ++layers_begun_;
   out_.compute_seconds += seconds(all);
   if (event.experts.empty()) {
     advance(clock_.now() + all);
     return;
   }
+  ++layers_begun_;
   const Duration before = Duration(std::llround(double(all.count()) * options_.before_router));
   advance(clock_.now() + before);
   open(layer, event);

@@ -51,6 +51,17 @@ ReplayResult run(const Workload& w, const ReplayOptions& o, std::string_view for
   return replay(w, *f, o);
 }
 
+// Four layers whose experts all change from token to token: with the oracle's word the governor copies every one ahead.
+Workload changing(size_t tokens) {
+  Choices choices;
+  for (size_t t = 0; t < tokens; ++t) {
+    choices.emplace_back();
+    for (uint16_t l = 0; l < 4; ++l)
+      choices.back().push_back({uint16_t((t * 3 + l) % 8), uint16_t((t * 3 + l + 4) % 8)});
+  }
+  return workload_of(choices);
+}
+
 TEST(Replay, CountsHitsMissesAndStalls) {
   // One layer, two experts a token: {0,1}, {0,1}, {2,3}. Four slots.
   const ReplayResult r = run(workload_of({{{0, 1}}, {{0, 1}}, {{2, 3}}}), options_of(4));
@@ -290,6 +301,20 @@ TEST(Replay, IsDeterministicDownToTheReport) {
   EXPECT_NE(replay_table(one).find("clairvoyant MB | gap closed %"), std::string::npos);
 }
 
+TEST(Replay, GainsAreCombinedWithAdaptiveDistancesAlone) {
+  SweepOptions o;
+  o.predictors = {"none", "oracle"}, o.distances = {1, 0}, o.diversity_gains = {-0.5, 0.2};
+  const auto rows = sweep({{"a", changing(4)}}, o, [](std::string_view name, const NamedWorkload& w) {
+    return make_forecast(name, w.workload);
+  });
+  ASSERT_EQ(rows.size(), 1u + 1 + 2);
+  EXPECT_EQ(rows[1].distance, 1);
+  EXPECT_EQ(rows[2].diversity_gain, -0.5);
+  EXPECT_NE(distance_text(rows[2]).find("gain -0.5"), std::string::npos);
+  EXPECT_EQ(distance_text(rows[3]).find("gain"), std::string::npos);
+  EXPECT_EQ(replay_json(rows)[3].at("diversity_gain"), 0.2);
+}
+
 TEST(Replay, GapClosedIsTheShareOfWhatLruReadsTooMuch) {
   SweepRow row;
   row.lru_bytes = 1000, row.clairvoyant_bytes = 400;
@@ -339,17 +364,6 @@ TEST(Replay, RefusesImpossibleOptions) {
   refused([](ReplayOptions& o) { o.distance = -1; });
   refused([](ReplayOptions& o) { o.pool_share = 2; });
   EXPECT_THROW(make_forecast("prophet", w), ConfigError);
-}
-
-// Four layers whose experts all change from token to token: with the oracle's word the governor copies every one ahead.
-Workload changing(size_t tokens) {
-  Choices choices;
-  for (size_t t = 0; t < tokens; ++t) {
-    choices.emplace_back();
-    for (uint16_t l = 0; l < 4; ++l)
-      choices.back().push_back({uint16_t((t * 3 + l) % 8), uint16_t((t * 3 + l + 4) % 8)});
-  }
-  return workload_of(choices);
 }
 
 TEST(ReplayGovernor, SwitchesItselfOnWhereItPaysAndOffWhereItDoesNot) {

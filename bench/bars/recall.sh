@@ -7,11 +7,13 @@ trap 'echo "bar recall: SHORT: line $LINENO failed"' ERR
 scripts/bootstrap.sh >/dev/null
 cmake --preset release >/dev/null
 cmake --build --preset release -j "$(nproc)" --target bar_recall expertflow_cli >/dev/null
-text=build/release/predict-text model=models/demo/demo-Q5_K_M.gguf fresh=build/bars/recall.predictor.gguf
+train=${EF_TRAIN_TEXT:-build/release/predict-text/train} model=models/demo/demo-Q5_K_M.gguf fresh=build/bars/recall.predictor.gguf
 mkdir -p build/bars
+english=$train/english.txt
+[ -e "$english" ] || english=$train/stories.txt
 echo "the file that ships:"
 build/release/bin/bar_recall models/demo/demo-Q5_K_M.predictor.gguf "${TOKENS:-2048}"
 echo "trained anew:"
-build/release/bin/expertflow train-predictor -q -m "$model" --text "$text"/train/{english,zh,code,docs}.txt -o "$fresh" --force \
+build/release/bin/expertflow train-predictor -q -m "$model" --text "$english" "$train"/{zh,code,docs}.txt -o "$fresh" --force \
   --prediction-horizon 11 --format Q8_0 --kinds hybrid,pre-attention,low-rank --max-tokens 81920 --eval-tokens 0
 build/release/bin/bar_recall "$fresh" "${TOKENS:-2048}"

@@ -1,5 +1,5 @@
-// Who says in a replay which experts come next. The rows of the table need the trace alone; model_forecast.h has those
-// that apply a model's routers or a trained predictor to the recorded hidden states.
+// Who says in a replay which experts come next. The rows of the table need the trace alone; engine/trace_predictions.h
+// has those that apply a model's routers or a trained predictor.
 #pragma once
 #include <memory>
 #include <span>

@@ -74,7 +74,6 @@ class Run {
     auto policy = std::make_unique<Watched>(
         make_policy(options.policy, {workload.layers(), &clock_, 0, landing_bytes_ > 0 ? &future_ : nullptr}),
         [this](ExpertKey key) { on_evict(key); });
-    policy_ = policy.get();
     cache_ = std::make_unique<ExpertCache>(workload.geometry, std::move(policy), memory_.bytes(),
                                            ExpertCacheOptions{0.25, false});
     for (const auto& layer : workload.geometry.layers) most_experts_ = std::max(most_experts_, size_t(layer.experts));
@@ -195,7 +194,6 @@ class Run {
   RegimeTracker regimes_;
   bool any_arrived_ = false;
   std::vector<std::pair<ExpertId, float>> probable_;
-  EvictionPolicy* policy_ = nullptr;
   std::unique_ptr<ExpertCache> cache_;
   size_t most_experts_ = 0, step_ = 0;
   int distance_ = 1;
@@ -387,7 +385,7 @@ void Run::copy_ahead(LayerId layer) {
     ++ahead;
   }
   if (likely_.empty()) return;
-  policy_->on_prediction(likely_);
+  cache_->predict(likely_);
   if (options_.advise_only) return;
   if (governor_) {
     copy_by_governor(layer, wanted);

@@ -94,6 +94,7 @@ void BenefitTrial::decide(bool on, double mean, double error) {
   // In steps: every block of the worse side took so much longer.
   const double lost = std::expm1(std::fabs(mean)) * double(pair_ * options_.block);
   hold_ = std::max(hold_, std::min(uint64_t(lost / options_.most_cost), options_.most_hold));
+  drift_hold_ = uint64_t(lost / options_.drift_cost);
   ++trials_;
   on_ = on;
   TrialResult result{steps_, on, pair_, median(ons_), median(offs_), std::exp(mean), std::exp(mean) * error, possible_};
@@ -118,7 +119,8 @@ bool BenefitTrial::drifted(double seconds) {
     return false;
   }
   recent_ = kKeep * recent_ + (1 - kKeep) * seconds;
-  return held_ >= 2 * kUsual && std::fabs(recent_ / usual_ - 1) > options_.drift;
+  const double change = std::fabs(recent_ / usual_ - 1);
+  return held_ >= 2 * kUsual && change > (held_ >= drift_hold_ ? options_.drift : options_.leap);
 }
 
 }  // namespace ef

@@ -23,7 +23,9 @@ struct TrialOptions {
   /// Without it, a step waits at least for this share of its time for what it could have had before: or nothing is
   /// tried.
   double least_possible = 0.02;
-  double drift = 0.25;  ///< a change of step time, as a share, that brings the next trial forward
+  /// A change of step time, as a share, that brings the next trial forward once what the last one lost is this small a
+  /// share; and one that does so at once. Texts alone change it by a third.
+  double drift = 0.25, drift_cost = 0.01, leap = 0.5;
 };
 
 struct TrialResult {
@@ -73,7 +75,7 @@ class BenefitTrial {
   std::vector<double> block_;              // of the side under way
   double first_ = 0;                       // the pair's first side
   std::vector<double> logs_, ons_, offs_;  // of the trial's pairs
-  uint64_t held_ = 0, hold_ = 0;
+  uint64_t held_ = 0, hold_ = 0, drift_hold_ = 0;
   double usual_ = 0, recent_ = 0;  // seconds of a held step: at the decision, of late
   double possible_ = 0;            // of steps without it, moving average
   uint64_t possible_steps_ = 0;

@@ -267,6 +267,18 @@ TEST(Trial, ADriftBringsTheNextForward) {
   EXPECT_TRUE(course.trial.on());
 }
 
+// Three pairs of six steps at 1.3 lose 5.4 steps: a hundredth of 540.
+TEST(Trial, ASmallDriftWaitsUntilTheLastTrialIsPaidFor) {
+  Course course;
+  course.with = 1.3;
+  course.run(40 + 64);
+  course.without = 1.4, course.with = 1.3;
+  course.run(400);
+  EXPECT_FALSE(course.trial.trying());
+  course.run(540 - 400 - 64 + 40);
+  EXPECT_TRUE(course.trial.trying() || course.trial.trials() == 2);
+}
+
 TEST(Trial, DriftInTimeFavoursNeither) {
   BenefitTrial trial;
   for (int i = 0; i < 400 && trial.trials() == 0; ++i) trial.add(std::pow(0.995, i));  // a cache that fills

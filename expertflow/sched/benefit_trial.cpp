@@ -91,8 +91,8 @@ void BenefitTrial::judge() {
 void BenefitTrial::decide(bool on, double mean, double error) {
   const bool same = trials_ > 0 && on == on_;
   hold_ = same ? std::min(hold_ * 2, options_.most_hold) : options_.hold;
-  // In steps: every block of the worse side took so much longer.
-  const double lost = std::expm1(std::fabs(mean)) * double(pair_ * options_.block);
+  // In steps: every block of the worse side took so much longer, or a standard error more.
+  const double lost = std::expm1(std::fabs(mean) + error) * double(pair_ * options_.block);
   hold_ = std::max(hold_, std::min(uint64_t(lost / options_.most_cost), options_.most_hold));
   drift_hold_ = uint64_t(lost / options_.drift_cost);
   ++trials_;

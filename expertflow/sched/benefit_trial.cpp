@@ -85,14 +85,14 @@ void BenefitTrial::judge() {
   const double wanted = std::log1p(-options_.gain);
   if (pair_ >= options_.least_pairs && mean + options_.clear * error < wanted) return decide(true, mean, error);
   if (pair_ >= options_.least_pairs && mean - options_.clear_off * error > wanted) return decide(false, mean, error);
-  if (pair_ >= options_.most_pairs) decide(mean + error < wanted, mean, error);
+  if (pair_ >= options_.most_pairs) decide(false, mean, error);
 }
 
 void BenefitTrial::decide(bool on, double mean, double error) {
   const bool same = trials_ > 0 && on == on_;
   hold_ = same ? std::min(hold_ * 2, options_.most_hold) : options_.hold;
   // In steps: every block of the worse side took so much longer, or a standard error more.
-  const double lost = std::expm1(std::fabs(mean) + error) * double(pair_ * options_.block);
+  const double lost = (std::expm1(std::fabs(mean) + error) + options_.hidden_cost) * double(pair_ * options_.block);
   hold_ = std::max(hold_, std::min(uint64_t(lost / options_.most_cost), options_.most_hold));
   drift_hold_ = uint64_t(lost / options_.drift_cost);
   ++trials_;

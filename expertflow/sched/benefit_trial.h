@@ -13,13 +13,16 @@ struct TrialOptions {
   int settle = 4;          ///< steps before the first trial, off
   int block = 6;           ///< steps of one side of a pair; the first is not counted
   int least_pairs = 3;     ///< before a clear answer is believed
-  int most_pairs = 8;      ///< after which there is an answer anyhow: what a trial evicts costs the steps behind it too
+  int most_pairs = 8;      ///< after which it is off: what a trial evicts makes the steps without it slower, too
   double clear = 2.5;      ///< standard errors that the mean of the log ratios must be below "as before" to be on
   double clear_off = 1.5;  ///< above it, to be off: a wrong "off" costs a gain until the next trial, no more
   double gain = 0.005;     ///< what on must save at least, as a share of a step
   uint64_t hold = 256;     ///< steps until the next trial; doubled whenever it gives the same answer
   uint64_t most_hold = 4096;
   double most_cost = 0.003;  ///< of the time: what the trial may have lost is spread over the steps behind it
+  /// Of a step with it, beyond what its own time shows: what it evicts is missing in the steps behind it, those without
+  /// it of the same trial, too.
+  double hidden_cost = 0.1;
   /// Without it, a step waits at least for this share of its time for what it could have had before: or nothing is
   /// tried.
   double least_possible = 0.02;

@@ -210,20 +210,20 @@ TEST(Trial, HarmIsBoundedAndRarer) {
   course.run(40);
   EXPECT_FALSE(course.trial.on());
   EXPECT_EQ(course.steps_with, 18);
-  // 18 steps with it lose 0.3 of a step each: 5.4, to be 0.3 % of the 1,800 steps behind it
-  course.run(1799);
+  // 18 steps with it lose 0.3 of a step each, and 0.1 unseen: 7.2, to be 0.3 % of the 2,400 steps behind it
+  course.run(2399);
   EXPECT_EQ(course.trial.trials(), 1u);
-  EXPECT_LT(0.3 * course.steps_with / 1839, 0.003);
+  EXPECT_LT(0.3 * course.steps_with / 2439, 0.003);
   course.run(1 + 36);
   EXPECT_EQ(course.trial.trials(), 2u);
 }
 
 TEST(Trial, CheapOnesAreHeldTwiceAsLongEachTime) {
   Course course;
-  course.with = 1.01;  // 18 steps with it lose 0.18: 60 steps at 0.3 %, less than 256
-  course.run(40 + 256 + 36);
+  course.with = 1.01;  // 18 steps with it lose 0.18, and 1.8 unseen: 660 steps at 0.3 %
+  course.run(40 + 660 + 36);
   EXPECT_EQ(course.trial.trials(), 2u);
-  course.run(511);
+  course.run(1319);
   EXPECT_EQ(course.trial.trials(), 2u);
   course.run(1 + 36);
   EXPECT_EQ(course.trial.trials(), 3u);
@@ -267,7 +267,7 @@ TEST(Trial, ADriftBringsTheNextForward) {
   EXPECT_TRUE(course.trial.on());
 }
 
-// Three pairs of six steps at 1.3 lose 5.4 steps: a hundredth of 540.
+// Three pairs of six steps at 1.3 lose 7.2 steps, with what is not seen: a hundredth of 720.
 TEST(Trial, ASmallDriftWaitsUntilTheLastTrialIsPaidFor) {
   Course course;
   course.with = 1.3;
@@ -275,7 +275,7 @@ TEST(Trial, ASmallDriftWaitsUntilTheLastTrialIsPaidFor) {
   course.without = 1.4, course.with = 1.3;
   course.run(400);
   EXPECT_FALSE(course.trial.trying());
-  course.run(540 - 400 - 64 + 40);
+  course.run(720 - 400 - 64 + 40);
   EXPECT_TRUE(course.trial.trying() || course.trial.trials() == 2);
 }
 

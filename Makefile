@@ -7,7 +7,7 @@ CLANG_FORMAT ?= $(shell command -v clang-format-14 || echo clang-format)
 CLANG_TIDY ?= $(shell command -v clang-tidy-14 || echo clang-tidy)
 
 # Test folders whose code starts threads (the target threaded_tests of tests/CMakeLists.txt builds them).
-THREADED := base|cache|engine|server
+THREADED := base|cache|engine
 
 BIN := build/release/bin/expertflow
 DEMO_MODEL := models/demo/demo-Q5_K_M.gguf

@@ -19,6 +19,7 @@ async function open(path = "/", view = {width: 1280, height: 850}) {
     if (url.protocol !== "data:" && url.host !== `127.0.0.1:${server.port}`) elsewhere.push(request.url());
   });
   await page.goto(server.url + path);
+  await page.$eval("#temperature", (e) => (e.value = "0"));  // else an answer may end before it is looked at
   return page;
 }
 const tile = (page, name) => page.$$eval("#tiles div", (boxes, name) =>

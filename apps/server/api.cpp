@@ -1,5 +1,7 @@
 #include "apps/server/api.h"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <charconv>
 #include <sstream>
@@ -121,8 +123,11 @@ const std::vector<Api::Route>& Api::routes() {
 Api::Api(const ServerOptions& options, const Log& log, std::shared_ptr<Tracer> tracer)
     : options_(options), log_(log), tracer_(std::move(tracer)) {
   if (!tracer_) tracer_ = std::make_shared<Tracer>(nullptr, 0, real_trace_sources());
-  for (const std::string& list : options.api_key)
-    for (std::string& key : split(list, ',')) keys_.push_back(std::move(key));
+  for (const std::string& list : options.api_key) {
+    std::vector<std::string> keys = split(list, ',');
+    EF_CHECK(!keys.empty(), ConfigError, "--api-key: expected a key or several, found \"{}\"", list);
+    for (std::string& key : keys) keys_.push_back(std::move(key));
+  }
   if (!options.api_key_file.empty()) {
     constexpr uint64_t kMostBytes = 1 << 20;
     try {
@@ -156,8 +161,8 @@ void Api::check_key(const HttpRequest& request) const {
   if (keys_.empty()) return;
   std::string key = request.header("x-api-key");
   const std::string bearer = request.header("authorization");
-  constexpr std::string_view kBearer = "Bearer ";
-  if (bearer.starts_with(kBearer)) key = bearer.substr(kBearer.size());
+  constexpr std::string_view kBearer = "Bearer ";  // in any case, says RFC 9110
+  if (strncasecmp(bearer.c_str(), kBearer.data(), kBearer.size()) == 0) key = bearer.substr(kBearer.size());
   const bool known = std::any_of(keys_.begin(), keys_.end(), [&](const std::string& k) { return same_key(key, k); });
   if (!known) throw ApiError(401, "authentication_error", "Invalid API Key", "", "invalid_api_key");
 }

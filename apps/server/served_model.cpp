@@ -36,7 +36,7 @@ std::string name_of(const std::string& path) {
 
 // All requests together may hold as many tokens as each of them would alone, if that fits the cap.
 EngineOptions for_serving(EngineOptions o, const ModelFiles& files) {
-  if (o.ctx_size >= 0 || o.parallel == 1) return o;
+  if (o.ctx_size != -1 || o.parallel == 1) return o;  // the engine says what is wrong with other negative ones
   const int64_t each = std::min<int64_t>(kDefaultContext, files.config.context_length);
   for (int sequences = o.parallel; sequences >= 1; sequences = sequences > 1 ? (sequences + 1) / 2 : 0) {
     o.ctx_size = each * sequences;
@@ -79,6 +79,13 @@ std::shared_ptr<ServedModel> load_served_model(
   model->path = sources.model;
   model->name = options.alias.empty() ? name_of(sources.model) : options.alias;
   model->created = int64_t(std::time(nullptr));
+  // What requests begin with, too: a server that starts answers.
+  sources.sampling.validate<ConfigError>();
+  EF_CHECK(sources.sampling.temperature >= 0, ConfigError, "temperature: expected 0 to 100, found {}",
+           sources.sampling.temperature);
+  for (const auto& [token, bias] : sources.sampling.logit_bias)
+    EF_CHECK(token < files->config.vocab, ConfigError, "logit_bias: expected token ids of 0 to {}, found {}",
+             files->config.vocab - 1, token);
   model->sampling = sources.sampling;
   model->predict = options.predict;
   const bool gguf = files->checkpoint.kind == Checkpoint::Kind::kGguf;

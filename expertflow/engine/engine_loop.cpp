@@ -171,13 +171,15 @@ std::vector<EngineLoop::Handle> EngineLoop::submit(std::vector<CompletionRequest
     handles.push_back(std::make_shared<Completion>(std::move(requests[i]), context, std::move(sinks[i])));
   {
     const std::lock_guard lock(mutex_);
-    const bool fits = queued_ + int(handles.size()) <= options_.max_queue || queued_ == 0;
-    if (stop_ || !fits || !lost_.empty()) {
+    // What is on its way to a free slot does not wait for one. More answers than may ever wait go where nobody does.
+    const int room = options_.max_queue + std::max(0, engine_.options().parallel - running_);
+    const bool fits = queued_ + int(handles.size()) <= room || (queued_ == 0 && running_ == 0);
+    if (stop_ || !fits) {
       for (const Handle& handle : handles) handle->forget();
-      if (!lost_.empty()) throw DeviceLostError(lost_);
       EF_CHECK(!stop_, BusyError, "the server is shutting down");
-      fail<BusyError>("the queue is full: {} requests wait, at most {} may; try again later", queued_,
-                      options_.max_queue);
+      fail<BusyError>(
+          "the queue is full: {} requests wait or begin, {} more were asked for, at most {} may; try again later",
+          queued_, handles.size(), room);
     }
     queued_ += int(handles.size());
     incoming_.push_back(handles);
@@ -258,6 +260,7 @@ void EngineLoop::publish() {
 void EngineLoop::count_queued() {
   const std::lock_guard lock(mutex_);
   queued_ = scheduler_->waiting();
+  running_ = scheduler_->running();
   for (const auto& group : incoming_) queued_ += int(group.size());
 }
 

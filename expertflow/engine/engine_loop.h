@@ -96,7 +96,8 @@ class EngineLoop {
   std::vector<std::function<void(Engine&)>> jobs_;
   bool stop_ = false, nudge_ = false;
   std::string lost_;
-  int queued_ = 0;  ///< incoming, and waiting as of the last step
+  int queued_ = 0;   ///< incoming, and waiting as of the last step
+  int running_ = 0;  ///< in slots, as of the last step
   Snapshot snapshot_;
   std::vector<double> step_times_;  ///< seconds of the latest steps without prompts, in a ring
   size_t next_time_ = 0;

@@ -101,6 +101,7 @@ class Scheduler {
   uint64_t steps() const { return stats_.steps; }
   uint64_t prefilled() const { return stats_.prefill_tokens; }
   int waiting() const { return int(waiting_.size()); }
+  int running() const { return int(running_.size()); }
   bool idle() const { return running_.empty() && waiting_.empty(); }
   /// Ends everything: each client's on_error is called.
   void fail_all(const std::exception_ptr& error);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -26,6 +27,7 @@ ByteSet any_of(std::string_view text) {
   return set;
 }
 
+constexpr size_t kMostOptional = 80;  // in a row: each may come next, in three ways; the matcher keeps 256 open
 constexpr std::array kAnnotations = {"title",    "description", "default",  "examples",  "$schema", "$id",
                                      "$comment", "deprecated",  "readOnly", "writeOnly", "$defs",   "definitions"};
 constexpr int kMostDepth = 64;
@@ -150,15 +152,35 @@ class Builder {
     return Grammar::reference(rule);
   }
 
+  static bool is_of(const Json& value, const Json& type) {
+    if (type.is_array())
+      return std::any_of(type.begin(), type.end(), [&](const Json& one) { return is_of(value, one); });
+    const std::string name = type.is_string() ? type.get<std::string>() : "";
+    const bool whole = value.is_number_integer() ||
+                       (value.is_number_float() && std::trunc(value.get<double>()) == value.get<double>());
+    return (name == "string" && value.is_string()) || (name == "number" && value.is_number()) ||
+           (name == "integer" && whole) || (name == "boolean" && value.is_boolean()) ||
+           (name == "null" && value.is_null()) || (name == "object" && value.is_object()) ||
+           (name == "array" && value.is_array());
+  }
+
+  // Values that "enum", "const" and "type" all allow.
   Sequence constants(const Json& s, const std::string& where) {
     known(s, where, {"enum", "const", "type"});
-    std::vector<Sequence> alternatives;
-    if (s.contains("const")) {
-      alternatives.push_back(g_.literal(s["const"].dump()));
-    } else {
+    Json values = Json::array();
+    if (s.contains("enum")) {
       EF_CHECK(s["enum"].is_array() && !s["enum"].empty(), RequestError, "{}.enum: expected a list of values", where);
-      for (const Json& value : s["enum"]) alternatives.push_back(g_.literal(value.dump()));
+      values = s["enum"];
+    } else {
+      values.push_back(s["const"]);
     }
+    std::vector<Sequence> alternatives;
+    for (const Json& value : values) {
+      if (s.contains("const") && value != s["const"]) continue;
+      if (s.contains("type") && !is_of(value, s["type"])) continue;
+      alternatives.push_back(g_.literal(value.dump()));
+    }
+    EF_CHECK(!alternatives.empty(), RequestError, "{}: no value is left by its enum, const and type", where);
     return g_.choice(std::move(alternatives));
   }
 
@@ -282,7 +304,11 @@ class Builder {
     for (const auto& [name, value] : properties.items())
       members.emplace_back(
           name, g_.literal(Json(name).dump()) + colon() + schema(value, where + ".properties." + name, depth + 1));
+    size_t optional = 0;  // in a row: all of them may come next
     for (auto it = members.rbegin(); it != members.rend(); ++it) {
+      optional = required.contains(it->first) ? 0 : optional + 1;
+      EF_CHECK(optional <= kMostOptional, RequestError,
+               "{}.properties: at most {} in a row that are not required, found more", where, kMostOptional);
       const Sequence first = it->second + something, later = comma() + it->second + something;
       const bool needed = required.contains(it->first);
       nothing_yet = needed ? first : g_.choice({first, nothing_yet});

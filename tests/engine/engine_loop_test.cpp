@@ -110,6 +110,24 @@ TEST(EngineLoop, ExpertAwareSchedulingChangesNoToken) {
   EXPECT_LE(stats.longest_deferral, 3);
 }
 
+TEST(EngineLoop, WhatFindsASlotDoesNotCountAsWaiting) {
+  const auto cases = goldens("mixtral");
+  auto engine = engine_of("mixtral", options_for(4));
+  LoopOptions options;
+  options.max_queue = 1;
+  EngineLoop loop(*engine, nullptr, options, kQuiet);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::unique_ptr<Asked>> asked;
+    for (int i = 0; i < 4; ++i) {
+      asked.push_back(std::make_unique<Asked>());
+      loop.submit({greedy(cases[0].ids, 2)}, {asked.back()->sink()});
+    }
+    for (auto& one : asked) EXPECT_EQ(one->wait().tokens.size(), 2u);
+    while (loop.snapshot().scheduler.running > 0) std::this_thread::yield();  // the slots are free again
+    loop.between_steps([](Engine&) {});
+  }
+}
+
 TEST(EngineLoop, AFullQueueIsRefusedAndWhatWaitsIsAnswered) {
   const auto cases = goldens("mixtral");
   auto engine = engine_of("mixtral", options_for(1));

@@ -43,7 +43,8 @@ TEST(Endpoints, E14_KeysGuardAllButHealth) {
   for (const char* header : {"Authorization: Bearer wrong\r\n", "Authorization: Bearer secre\r\n",
                              "Authorization: Bearer \r\n", "Authorization: secret\r\n", "X-Api-Key: secretsecret\r\n"})
     EXPECT_EQ(rig.get("/v1/models", header).status, 401) << header;
-  for (const char* header : {"Authorization: Bearer secret\r\n", "X-Api-Key: other\r\n"})
+  for (const char* header :
+       {"Authorization: Bearer secret\r\n", "authorization: bearer secret\r\n", "X-Api-Key: other\r\n"})
     EXPECT_EQ(rig.get("/v1/models", header).status, 200) << header;
   // A preflight brings no key.
   Client client(rig.port());
@@ -53,6 +54,15 @@ TEST(Endpoints, E14_KeysGuardAllButHealth) {
   EXPECT_EQ(preflight.status, 204);
   EXPECT_EQ(preflight.headers.at("access-control-allow-origin"), "https://a.example");
   EXPECT_NE(preflight.headers.at("access-control-allow-headers").find("Authorization"), std::string::npos);
+}
+
+TEST(Endpoints, AnEmptyKeyIsNoKey) {
+  RigSetup setup;
+  setup.load = false;
+  for (const char* key : {"", ",", " "}) {
+    setup.server.api_key = {key};
+    EXPECT_THROW(ServerRig{setup}, ConfigError) << '"' << key << '"';
+  }
 }
 
 TEST(Endpoints, OriginsAreAllowedByNameOnly) {

@@ -63,6 +63,29 @@ TEST(Grammar, ArraysStringsAndChoices) {
   EXPECT_FALSE(accepts(date, R"("2026-13-28T23:59:59Z")"));
 }
 
+TEST(Grammar, EnumConstAndTypeAllHold) {
+  const auto mixed = of(R"({"type": ["string", "integer"], "enum": ["a", 1, 2.5, null, 3.0]})");
+  for (const char* text : {R"("a")", "1", "3.0"}) EXPECT_TRUE(accepts(mixed, text)) << text;
+  for (const char* text : {"2.5", "null"}) EXPECT_FALSE(accepts(mixed, text)) << text;
+  const auto one = of(R"({"const": 2, "enum": [1, 2]})");
+  EXPECT_TRUE(accepts(one, "2"));
+  EXPECT_FALSE(accepts(one, "1"));
+}
+
+// As many as can be followed, and one more.
+TEST(Grammar, OptionalPropertiesInARowHaveALimit) {
+  Json properties;
+  for (int i = 0; i < 80; ++i) properties["p" + std::to_string(i)] = {{"type", "boolean"}};
+  Json schema{{"type", "object"}, {"properties", properties}};
+  const auto g = json_schema_grammar(schema);
+  EXPECT_TRUE(accepts(g, R"({"p79": true})"));
+  EXPECT_TRUE(accepts(g, R"({"p0": true, "p7": false, "p78": true, "p79": true})"));
+  schema["properties"]["p80"] = {{"type", "boolean"}};
+  EXPECT_THROW(json_schema_grammar(schema), RequestError);
+  schema["required"] = {"p60"};
+  EXPECT_TRUE(accepts(json_schema_grammar(schema), R"({"p60": true, "p80": true})"));
+}
+
 TEST(Grammar, SchemasMayReferToThemselves) {
   const auto g = of(R"({"$defs": {"node": {"type": "object", "properties": {"value": {"type": "integer"}, "next":
       {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}}, "required": ["value", "next"]}}, "$ref": "#/$defs/node"})");
@@ -84,7 +107,9 @@ TEST(Grammar, WhatCannotBeHonouredIsNamed) {
       {R"({"type": "string", "maxLength": 1000000000})", "maxLength"},
       {R"({"type": "string", "format": "hostname"})", "hostname"},
       {R"([])", "schema"},
-      {R"({"enum": []})", "enum"}};
+      {R"({"enum": []})", "enum"},
+      {R"({"type": "string", "enum": [1, 2]})", "no value is left"},
+      {R"({"const": 1, "enum": [2]})", "no value is left"}};
   for (const auto& [schema, part] : bad) {
     try {
       of(schema);

@@ -173,9 +173,10 @@ std::vector<EngineLoop::Handle> EngineLoop::submit(std::vector<CompletionRequest
     const std::lock_guard lock(mutex_);
     // What is on its way to a free slot does not wait for one. More answers than may ever wait go where nobody does.
     const int room = options_.max_queue + std::max(0, engine_.options().parallel - running_);
-    const bool fits = queued_ + int(handles.size()) <= room || (queued_ == 0 && running_ == 0);
-    if (stop_ || !fits) {
+    const bool fits = queued_ + int(handles.size()) <= room || queued_ == 0;
+    if (stop_ || !fits || !lost_.empty()) {
       for (const Handle& handle : handles) handle->forget();
+      if (!lost_.empty()) throw DeviceLostError(lost_);
       EF_CHECK(!stop_, BusyError, "the server is shutting down");
       fail<BusyError>(
           "the queue is full: {} requests wait or begin, {} more were asked for, at most {} may; try again later",

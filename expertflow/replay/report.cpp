@@ -62,7 +62,8 @@ std::string governor_text(std::span<const SweepRow> rows) {
     if (const auto& g = row.result.governor)
       out += fmt::format(
           "\n{}, {:.0f} %, {:.3g} GB/s, {}: {:.3f} s in all; prefetch {}; {} of {} steps with it; {} of {} candidates "
-          "copied, {} used, {} not; left: {} unlikely, {} beyond what the link can begin, {} beyond the share of memory\n",
+          "copied, {} used, {} not; left: {} unlikely, {} beyond what the link can begin, {} beyond the share of "
+          "memory\n",
           plain(row.trace), 100 * row.share, row.bandwidth / 1e9, series_of(row), row.result.total_seconds, g->reason(),
           g->steps_on, g->steps_on + g->steps_off, g->issued, g->candidates, g->used, g->unused, g->unlikely,
           g->over_budget, g->over_share);

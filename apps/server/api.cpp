@@ -3,12 +3,12 @@
 #include <strings.h>
 
 #include <algorithm>
-#include <charconv>
 #include <sstream>
 
 #include "apps/server/answer.h"
 #include "apps/server/openai_request.h"
 #include "apps/server/page.h"
+#include "apps/server/percent.h"
 #include "expertflow/base/device_lost.h"
 #include "expertflow/base/io.h"
 #include "expertflow/base/trim.h"
@@ -30,12 +30,9 @@ std::vector<std::string> split(const std::string& text, char at) {
 std::string percent_decoded(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
-    unsigned value = 0;
-    const char* code = text.data() + i + 1;
-    const bool coded =
-        text[i] == '%' && i + 2 < text.size() && std::from_chars(code, code + 2, value, 16).ptr == code + 2;
-    out += coded ? char(value) : text[i];
-    if (coded) i += 2;
+    const std::optional<char> code = percent_code(text, i);
+    out += code.value_or(text[i]);
+    if (code) i += 2;
   }
   return out;
 }
@@ -207,16 +204,14 @@ void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& untraced
                      fmt::format("{}: expected {}, found {}", request.path, allowed, request.method));
     }
     std::shared_ptr<ServedModel> model = std::atomic_load(&model_);
-    if (found->needs_model) {
-      check_ready(model.get());
-    }
+    if (found->needs_model) check_ready(model.get());
     (this->*found->run)({request, reply, std::move(model), headers, trace});
   } catch (const std::exception& error) {
     const ApiError api = to_api_error(error);
     if (api.status >= 500) {
       if (trace) trace->failed(error.what());
-      if (!dynamic_cast<const DeviceLostError*>(
-              &error))  // the loop has said it, and this is every request from then on
+      // Of a lost device the loop has spoken, and this is every request from then on.
+      if (!dynamic_cast<const DeviceLostError*>(&error))
         log_.warn("{} {}: {}{}", request.method, request.path, error.what(),
                   trace ? fmt::format(" (trace {})", trace->trace_id()) : "");
     }

@@ -133,10 +133,8 @@ std::vector<std::string> read_stops(const Fields& f) {
 void read_common(const Fields& f, const ServedModel& model, int64_t default_tokens, OpenAiRequest& r) {
   CompletionRequest& c = r.completion;
   c.sampler = read_sampler(f, model.sampling);
-  for (const auto& [token, bias] : c.sampler.logit_bias)
-    if (token >= model.engine->config().vocab)
-      refuse("logit_bias", "logit_bias: expected token ids of 0 to {}, found {}", model.engine->config().vocab - 1,
-             token);
+  if (const std::string why = unknown_bias(c.sampler, model.engine->config().vocab); !why.empty())
+    refuse("logit_bias", "{}", why);
   c.stop = read_stops(f);
   if (const Json* ids = f.find("stop_token_ids")) {
     if (!ids->is_array()) refuse("stop_token_ids", "stop_token_ids: expected a list of token ids");

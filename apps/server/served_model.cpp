@@ -10,6 +10,12 @@
 
 namespace ef::server {
 
+std::string unknown_bias(const SamplerConfig& sampling, int64_t vocab) {
+  for (const auto& [token, bias] : sampling.logit_bias)
+    if (token >= vocab) return fmt::format("logit_bias: expected token ids of 0 to {}, found {}", vocab - 1, token);
+  return {};
+}
+
 const Tokenizer& ServedModel::need_tokenizer() const {
   if (!tokenizer) refuse("prompt", "the model brings no tokenizer; give the prompt as a list of token ids");
   return *tokenizer;
@@ -83,9 +89,7 @@ std::shared_ptr<ServedModel> load_served_model(
   sources.sampling.validate<ConfigError>();
   EF_CHECK(sources.sampling.temperature >= 0, ConfigError, "temperature: expected 0 to 100, found {}",
            sources.sampling.temperature);
-  for (const auto& [token, bias] : sources.sampling.logit_bias)
-    EF_CHECK(token < files->config.vocab, ConfigError, "logit_bias: expected token ids of 0 to {}, found {}",
-             files->config.vocab - 1, token);
+  if (const std::string why = unknown_bias(sources.sampling, files->config.vocab); !why.empty()) throw ConfigError(why);
   model->sampling = sources.sampling;
   model->predict = options.predict;
   const bool gguf = files->checkpoint.kind == Checkpoint::Kind::kGguf;

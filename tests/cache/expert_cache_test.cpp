@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "expertflow/base/errors.h"
+#include "tests/support/test_name.h"
 
 namespace ef {
 namespace {
@@ -514,11 +515,8 @@ std::vector<std::string_view> policy_names() {
   return names;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CachePolicies, ::testing::ValuesIn(policy_names()), [](const auto& info) {
-  std::string name(info.param);
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, CachePolicies, ::testing::ValuesIn(policy_names()),
+                         [](const auto& info) { return ef::testing::test_name(info.param); });
 
 TEST(ExpertCache, TrimsInThePolicysOrderWhateverIsOpen) {
   Harness cache({64}, 4, 256);

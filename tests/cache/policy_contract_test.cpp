@@ -7,6 +7,7 @@
 
 #include "expertflow/base/errors.h"
 #include "expertflow/cache/clairvoyant.h"
+#include "tests/support/test_name.h"
 
 namespace ef {
 namespace {
@@ -176,11 +177,8 @@ std::vector<std::string_view> names() {
   for (const PolicyInfo& info : replay_policies()) out.push_back(info.name);
   return out;
 }
-INSTANTIATE_TEST_SUITE_P(All, PolicyContract, ::testing::ValuesIn(names()), [](const auto& info) {
-  std::string name(info.param);
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, PolicyContract, ::testing::ValuesIn(names()),
+                         [](const auto& info) { return ef::testing::test_name(info.param); });
 
 TEST(Policies, TheTableNamesEachOnceAndMakersAgree) {
   std::set<std::string_view> seen;

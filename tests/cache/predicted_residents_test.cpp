@@ -6,6 +6,7 @@
 #include <array>
 
 #include "expertflow/cache/expert_cache.h"
+#include "tests/support/test_name.h"
 
 namespace ef {
 namespace {
@@ -91,11 +92,8 @@ std::vector<std::string_view> policy_names() {
   return names;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PredictedResidents, ::testing::ValuesIn(policy_names()), [](const auto& info) {
-  std::string name(info.param);
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, PredictedResidents, ::testing::ValuesIn(policy_names()),
+                         [](const auto& info) { return ef::testing::test_name(info.param); });
 
 }  // namespace
 }  // namespace ef

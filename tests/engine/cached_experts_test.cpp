@@ -11,6 +11,7 @@
 #include "expertflow/engine/memory_budget.h"
 #include "tests/engine/tiny_experts.h"
 #include "tests/support/seq_points.h"
+#include "tests/support/test_name.h"
 
 namespace ef {
 namespace {
@@ -126,11 +127,7 @@ TEST_P(CachedExpertsBudgets, F13_BitIdenticalAtEveryBudget) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, CachedExpertsBudgets, ::testing::Values("lru", "lfu", "lfru", "least-stale"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         [](const auto& info) { return ef::testing::test_name(info.param); });
 
 // More than 1024 tokens at once, 64 experts a layer, 8 slots a layer: far fewer slots than distinct experts.
 TEST(CachedExperts, F1_FewerSlotsThanDistinctExpertsRunsInWaves) {

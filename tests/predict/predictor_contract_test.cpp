@@ -7,6 +7,7 @@
 #include "expertflow/base/errors.h"
 #include "tests/predict/predictor_rig.h"
 #include "tests/predict/trained_rig.h"
+#include "tests/support/test_name.h"
 
 namespace ef::testing {
 namespace {
@@ -128,11 +129,8 @@ TEST_P(PredictorContract, NameAndParametersAreItsOwn) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Table, PredictorContract, ::testing::ValuesIn(names()), [](const auto& info) {
-  std::string name = info.param;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Table, PredictorContract, ::testing::ValuesIn(names()),
+                         [](const auto& info) { return ef::testing::test_name(info.param); });
 
 // Without a correction the hybrid is gate-ahead: the same experts first, at every distance.
 TEST(Hybrid, WithNothingLearnedItIsGateAhead) {

@@ -1,5 +1,6 @@
 // Every row of the forecasts' table keeps the contract of replay/forecast.h.
 #include "expertflow/replay/forecast.h"
+#include "tests/support/test_name.h"
 
 #include <gtest/gtest.h>
 
@@ -111,11 +112,8 @@ std::vector<std::string_view> names() {
   for (const ForecastInfo& info : forecasts()) out.push_back(info.name);
   return out;
 }
-INSTANTIATE_TEST_SUITE_P(All, ForecastContract, ::testing::ValuesIn(names()), [](const auto& info) {
-  std::string name(info.param);
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, ForecastContract, ::testing::ValuesIn(names()),
+                         [](const auto& info) { return ef::testing::test_name(info.param); });
 
 }  // namespace
 }  // namespace ef

@@ -1,8 +1,8 @@
 #include "apps/server/tracing/trace_options.h"
 
 #include <algorithm>
-#include <charconv>
 
+#include "apps/server/percent.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/base/trim.h"
 
@@ -19,13 +19,9 @@ std::string percent_decoded(const std::string& text, const std::string& name) {
       out += text[i];
       continue;
     }
-    unsigned byte = 0;
-    const char* at = text.data() + i + 1;
-    const char* end = text.data() + std::min(text.size(), i + 3);
-    const auto [stop, error] = std::from_chars(at, end, byte, 16);
-    EF_CHECK(error == std::errc() && stop == at + 2, ConfigError, "{}: expected two hex digits after %, found \"{}\"",
-             name, text);
-    out += char(byte);
+    const std::optional<char> code = percent_code(text, i);
+    EF_CHECK(code, ConfigError, "{}: expected two hex digits after %, found \"{}\"", name, text);
+    out += *code;
     i += 2;
   }
   return out;

@@ -165,8 +165,9 @@ int run_train(const TrainCommand& o) {
   write_predictor(trained, format->format, o.license, o.out);
   log->info("{}: {} after {:.1f} s", o.out, human_bytes(fs::file_size(o.out)), since());
   if (o.eval_tokens == 0 || held_out.empty()) return 0;
-  trained.best = judge(o, *engine, options.heads.distance, held_out, *log);
-  if (trained.best != read_predictor(o.out).best) {
+  const std::string best = judge(o, *engine, options.heads.distance, held_out, *log);
+  if (best != trained.best) {
+    trained.best = best;
     fs::remove(o.out);
     write_predictor(trained, format->format, o.license, o.out);
   }

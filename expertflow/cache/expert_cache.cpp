@@ -230,7 +230,9 @@ std::optional<ExpertCache::Grant> ExpertCache::preload(ExpertKey key) {
 void ExpertCache::predict(std::span<const std::pair<ExpertKey, float>> likely) {
   const std::lock_guard lock(mutex_);
   policy_->on_prediction(likely);
-  for (const auto& [key, probability] : likely) forget_likely(key.layer);
+  LayerId told = -1;  // layers come one after the other: each is looked for once
+  for (const auto& [key, probability] : likely)
+    if (key.layer != told) forget_likely(told = key.layer);
   for (const auto& [key, probability] : likely) {
     Entry& entry = at(key);
     if (probability < kLikely || entry.likely) continue;

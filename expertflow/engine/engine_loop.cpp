@@ -4,7 +4,6 @@
 #include <atomic>
 #include <climits>
 #include <cmath>
-#include <exception>
 #include <future>
 #include <unordered_map>
 
@@ -37,15 +36,15 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
   const Limits& limits() const override { return limits_; }
   std::function<void()> on_step;  ///< what the step takes has left the queue
   std::atomic<double> stall{0};   ///< seconds that steps waited for experts
-  std::exception_ptr lost;        ///< what the device was lost with; no step is tried after it
+  std::string lost;               ///< what the device was lost with; no step is tried after it
 
   void run(const Batch& batch, int top, std::vector<RowLogits>& rows) override {
-    if (lost) std::rethrow_exception(lost);
+    if (!lost.empty()) throw DeviceLostError(lost);
     if (on_step) on_step();
     try {
       compute(batch, top, rows);
-    } catch (const DeviceLostError&) {
-      lost = std::current_exception();
+    } catch (const DeviceLostError& error) {
+      lost = error.what();
       throw;
     }
   }
@@ -292,12 +291,7 @@ void EngineLoop::take_in() {
 
 // Nothing that comes after this is taken in, and what has come is failed.
 void EngineLoop::give_up() {
-  std::string why = "the device is lost, the program has to be started again";
-  try {
-    std::rethrow_exception(runner_->lost);
-  } catch (const std::exception& error) {
-    why += fmt::format(": {}", error.what());
-  }
+  const std::string why = fmt::format("the device is lost, the program has to be started again: {}", runner_->lost);
   {
     const std::lock_guard lock(mutex_);
     if (!lost_.empty()) return;
@@ -328,7 +322,7 @@ void EngineLoop::work() {
       log_.error("the scheduler failed: {}", error.what());
       scheduler_->fail_all(std::current_exception());
     }
-    if (runner_->lost) give_up();
+    if (!runner_->lost.empty()) give_up();
     const double took = seconds(clock_.now() - start);
     {
       const std::lock_guard lock(mutex_);

@@ -84,8 +84,8 @@ void BenefitTrial::judge() {
   const double error = n > 1 ? std::sqrt(squares / (n - 1) / n) : 0;
   const double wanted = std::log1p(-options_.gain);
   if (pair_ >= options_.least_pairs && mean + options_.clear * error < wanted) return decide(true, mean, error);
-  if (pair_ >= options_.least_pairs && mean - options_.clear_off * error > wanted) return decide(false, mean, error);
-  if (pair_ >= options_.most_pairs) decide(false, mean, error);
+  const bool clearly_off = pair_ >= options_.least_pairs && mean - options_.clear_off * error > wanted;
+  if (clearly_off || pair_ >= options_.most_pairs) decide(false, mean, error);
 }
 
 void BenefitTrial::decide(bool on, double mean, double error) {

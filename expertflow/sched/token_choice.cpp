@@ -1,6 +1,7 @@
 #include "expertflow/sched/token_choice.h"
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 #include <unordered_map>
 
@@ -57,14 +58,15 @@ class Copies {
 std::vector<size_t> choose_tokens(std::span<const WaitingToken> waiting, const TokenChoice& choice,
                                   const RoutingForecast* forecast) {
   std::vector<size_t> by_age(waiting.size());
-  for (size_t i = 0; i < by_age.size(); ++i) by_age[i] = i;
-  std::stable_sort(by_age.begin(), by_age.end(),
-                   [&](size_t a, size_t b) { return waiting[a].deferred > waiting[b].deferred; });
+  std::iota(by_age.begin(), by_age.end(), size_t(0));
   const auto at_threshold = [&](const WaitingToken& token) { return token.deferred >= choice.aging_threshold; };
   const auto overdue = size_t(std::count_if(waiting.begin(), waiting.end(), at_threshold));
   const size_t count = std::min(std::min(std::max(choice.count, overdue), choice.most), waiting.size());
+  if (count == waiting.size()) return by_age;
+  std::stable_sort(by_age.begin(), by_age.end(),
+                   [&](size_t a, size_t b) { return waiting[a].deferred > waiting[b].deferred; });
   std::vector<size_t> chosen;
-  if (!forecast || choice.window == 0 || count == waiting.size()) {
+  if (!forecast || choice.window == 0) {
     chosen.assign(by_age.begin(), by_age.begin() + std::ptrdiff_t(count));
   } else {
     const size_t window = std::max(count, std::min(choice.window, by_age.size()));

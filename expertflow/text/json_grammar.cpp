@@ -306,11 +306,11 @@ class Builder {
           name, g_.literal(Json(name).dump()) + colon() + schema(value, where + ".properties." + name, depth + 1));
     size_t optional = 0;  // in a row: all of them may come next
     for (auto it = members.rbegin(); it != members.rend(); ++it) {
-      optional = required.contains(it->first) ? 0 : optional + 1;
+      const bool needed = required.contains(it->first);
+      optional = needed ? 0 : optional + 1;
       EF_CHECK(optional <= kMostOptional, RequestError,
                "{}.properties: at most {} in a row that are not required, found more", where, kMostOptional);
       const Sequence first = it->second + something, later = comma() + it->second + something;
-      const bool needed = required.contains(it->first);
       nothing_yet = needed ? first : g_.choice({first, nothing_yet});
       something = needed ? later : g_.choice({later, something});
       // A rule each, so that what follows is not written out again for every way to it.

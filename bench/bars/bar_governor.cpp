@@ -257,9 +257,11 @@ class Bar {
     fmt::print("; no prefetch can go below {:.3f}\n", bound);
     if (stats.foresight) {
       const GovernorStats& g = stats.foresight->governor;
-      fmt::print("  prefetch {}; {} of {} steps with it; {} copied ahead, {} used; {:.1f} MB wasted; distance {}\n",
-                 g.reason(), g.steps_on, g.steps_on + g.steps_off, g.issued, g.used, double(stats.wasted_bytes) / 1e6,
-                 stats.foresight->horizon);
+      fmt::print(
+          "  prefetch {}; {} of {} steps with it; {} copied ahead, {} used; {:.1f} MB wasted; distance {}; {:.1f} % of "
+          "the slots' memory in use\n",
+          g.reason(), g.steps_on, g.steps_on + g.steps_off, g.issued, g.used, double(stats.wasted_bytes) / 1e6,
+          stats.foresight->horizon, 100 * stats.cache_utilization);
       for (const TrialResult& r : g.decisions) fmt::print("    step {}: {}\n", r.step, r.reason());
     }
     const std::string how = copy > 0 ? fmt::format("{:.2f} GB/s", link / 1e9) : cell.direct ? "the disk" : "page cache";

@@ -86,7 +86,10 @@ ExpertCache::ExpertCache(CacheGeometry geometry, std::unique_ptr<EvictionPolicy>
   for (const auto& layer : geometry_.layers) {
     first_.push_back(count);
     count += size_t(layer.experts);
+    if (layer.experts > 0) sizes_.push_back(slot_pages(LayerId(first_.size() - 1)));
   }
+  std::sort(sizes_.begin(), sizes_.end());
+  sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
   entries_.resize(count);
   table_ = std::vector<std::atomic<int32_t>>(count);
   for (auto& page : table_) page.store(-1, std::memory_order_relaxed);
@@ -275,7 +278,7 @@ void ExpertCache::grant_locked(const Request& request, std::vector<ExpertId>& de
     Entry& entry = at(key);
     if (entry.state == ExpertState::kAbsent) {
       const uint32_t pages = slot_pages(key.layer);
-      if (!full && pool_.largest_free() < pages) {
+      if (!full && !fits_free(pool_, pages, sizes_)) {
         if (!ranking.valid) rank(request.layer, ranking);
         full = !make_room(pages, ranking, victim_limit(request, ranking));
       }
@@ -338,7 +341,7 @@ void ExpertCache::rank(LayerId current, Ranking& ranking) {
 }
 
 bool ExpertCache::make_room(uint32_t pages, Ranking& ranking, size_t limit) {
-  const auto chosen = choose_victims(pool_, ranking.ordered, limit, pages);
+  const auto chosen = choose_victims(pool_, ranking.ordered, limit, pages, sizes_);
   if (!chosen) return false;
   for (const size_t i : *chosen) {
     ranking.ordered[i].gone = true;
@@ -368,7 +371,7 @@ std::optional<ExpertCache::Grant> ExpertCache::reserve(ExpertKey key, LayerId cu
   Entry& entry = at(key);
   if (entry.state != ExpertState::kAbsent) return std::nullopt;
   const uint32_t pages = slot_pages(key.layer);
-  if (pool_.largest_free() < pages) {
+  if (!fits_free(pool_, pages, sizes_)) {
     Ranking ranking;
     rank(current, ranking);
     if (!make_room(pages, ranking, ranking.plain)) return std::nullopt;

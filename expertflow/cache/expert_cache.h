@@ -220,7 +220,8 @@ class ExpertCache {
   uint64_t changes_ = 0;
   PagePool pool_;
   bool from_top_ = false;
-  std::vector<size_t> first_;  // by layer: index of its expert 0
+  std::vector<size_t> first_;    // by layer: index of its expert 0
+  std::vector<uint32_t> sizes_;  // of slots, in pages, distinct
   std::vector<Entry> entries_;
   std::vector<std::atomic<int32_t>> table_;
   std::map<StepId, std::vector<ExpertKey>> steps_;  // open ones and their pins

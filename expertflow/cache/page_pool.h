@@ -26,6 +26,11 @@ class PagePool {
   uint32_t pages() const { return pages_; }
   uint32_t free_pages() const { return free_pages_; }
   uint32_t largest_free() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
+  /// Pages of the smallest free extent of at least so many; 0: there is none.
+  uint32_t smallest_free(uint32_t pages) const {
+    const auto it = by_size_.lower_bound({pages, 0});
+    return it == by_size_.end() ? 0 : it->first;
+  }
   /// The free extent that ends at, or begins at, a page.
   std::optional<Extent> free_before(uint32_t page) const;
   std::optional<Extent> free_after(uint32_t page) const;

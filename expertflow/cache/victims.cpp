@@ -72,11 +72,26 @@ std::optional<std::vector<size_t>> window(const Marks& marks, Piece last, uint32
   return out;
 }
 
+// Whether slots of these sizes fill so many pages to the last one; many pages are nobody's.
+bool filled_by(std::span<const uint32_t> sizes, uint32_t pages) {
+  constexpr uint32_t kMost = 3;
+  if (pages == 0) return true;
+  if (sizes.empty() || pages > kMost * sizes.back()) return false;
+  return std::any_of(sizes.begin(), sizes.end(),
+                     [&](uint32_t size) { return size <= pages && filled_by(sizes, pages - size); });
+}
+
 }  // namespace
 
+bool fits_free(const PagePool& pool, uint32_t pages, std::span<const uint32_t> sizes) {
+  const uint32_t found = pool.smallest_free(pages);
+  if (found <= pages || sizes.size() < 2) return found > 0;
+  return !filled_by(sizes, found) || filled_by(sizes, found - pages);
+}
+
 std::optional<std::vector<size_t>> choose_victims(const PagePool& pool, std::span<const Victim> ordered, size_t limit,
-                                                  uint32_t pages) {
-  if (pool.largest_free() >= pages) return std::vector<size_t>{};
+                                                  uint32_t pages, std::span<const uint32_t> sizes) {
+  if (fits_free(pool, pages, sizes)) return std::vector<size_t>{};
   // One of the same size leaves no gap behind. Only where all of these are worth much more than others do several go
   // for one, which turns room of one size into room of another.
   const size_t end = std::min(ordered.size(), limit);
@@ -84,6 +99,7 @@ std::optional<std::vector<size_t>> choose_victims(const PagePool& pool, std::spa
   for (size_t i = 0; i < end && equal == end; ++i)
     if (!ordered[i].gone && ordered[i].extent.pages == pages) equal = i;
   if (equal < (end + 1) / 2) return std::vector<size_t>{equal};
+  if (pool.largest_free() >= pages) return std::vector<size_t>{};
   Marks marks(pool);
   for (size_t i = 0; i < end; ++i) {
     if (ordered[i].gone) continue;

@@ -19,8 +19,12 @@ struct Victim {
 };
 
 /// Indices into `ordered` of those to evict so that `pages` contiguous pages are free; nothing if all of the first
-/// `limit` do not suffice. Victims that are gone already are skipped.
+/// `limit` do not suffice. Victims that are gone already are skipped. sizes: of all slots there may be, in pages; free
+/// pages that just hold others are left to them, where one of the same size can go instead.
 std::optional<std::vector<size_t>> choose_victims(const PagePool& pool, std::span<const Victim> ordered, size_t limit,
-                                                  uint32_t pages);
+                                                  uint32_t pages, std::span<const uint32_t> sizes = {});
+
+/// Whether a slot of so many pages finds room that no slot of another size fits better.
+bool fits_free(const PagePool& pool, uint32_t pages, std::span<const uint32_t> sizes);
 
 }  // namespace ef

@@ -579,5 +579,20 @@ TEST(ExpertCache, MixedSizesDoNotFragment) {
   EXPECT_GE(cache->stats().bytes_in_use, 9 * (128 + 192)) << "of 3200";
 }
 
+// A copy that was taken back frees a slot; the next event of the other layer does not cut a piece out of it.
+TEST(ExpertCache, CancelledCopiesLeaveNoGaps) {
+  Harness cache({128, 192}, 16, 10 * (128 + 192));
+  std::mt19937 random(5);
+  for (int step = 0; step < 400; ++step)
+    for (LayerId layer = 0; layer < 2; ++layer) {
+      const ExpertId first = ExpertId(random() % 16);
+      cache.use(layer, {first, ExpertId((first + 1 + ExpertId(random() % 15)) % 16)});
+      const ExpertKey ahead{1, ExpertId(random() % 16)};
+      if (cache->reserve(ahead, layer)) cache->fail(ahead, nullptr);
+    }
+  for (ExpertId e = 0; e < 16; ++e) cache.use(1, {e});
+  EXPECT_GE(cache->stats().bytes_in_use, 10 * (128 + 192) - 128) << "of 3200";
+}
+
 }  // namespace
 }  // namespace ef

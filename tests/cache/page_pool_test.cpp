@@ -86,8 +86,8 @@ struct Layout {
     }
     while (!ordered.empty() && ordered.back().extent.pages == 0) ordered.pop_back();
   }
-  std::optional<std::vector<size_t>> choose(uint32_t pages, size_t limit = 10) const {
-    return choose_victims(pool, ordered, limit, pages);
+  std::optional<std::vector<size_t>> choose(uint32_t pages, size_t limit = 10, std::vector<uint32_t> sizes = {}) const {
+    return choose_victims(pool, ordered, limit, pages, sizes);
   }
 };
 using Chosen = std::optional<std::vector<size_t>>;
@@ -128,6 +128,17 @@ TEST(Victims, OneOfTheSameSizeGoesRatherThanTwoOthers) {
 TEST(Victims, UnlessTheyAreAllWorthMuchMore) {
   EXPECT_EQ(Layout("0011#22#333").choose(3), Chosen({{0, 1}}));
   EXPECT_EQ(Layout("00#11#22#333").choose(3), Chosen({{3}})) << "nobody else can make room";
+}
+
+TEST(Victims, FreePagesThatJustHoldOthersAreLeftToThem) {
+  const std::vector<uint32_t> sizes = {2, 3};
+  EXPECT_EQ(Layout("...#00#111").choose(2, 10, sizes), Chosen({{0}}));
+  EXPECT_EQ(Layout("...#00#111").choose(3, 10, sizes), Chosen(std::vector<size_t>{}));
+  EXPECT_EQ(Layout("....#000").choose(3, 10, sizes), Chosen({{0}})) << "two of two pages";
+  EXPECT_EQ(Layout("...#00#111").choose(2, 10, {2, 4}), Chosen(std::vector<size_t>{})) << "nobody's";
+  EXPECT_EQ(Layout(".....#00#111").choose(2, 10, sizes), Chosen(std::vector<size_t>{})) << "three are left";
+  EXPECT_EQ(Layout("...#000").choose(2, 10, sizes), Chosen(std::vector<size_t>{})) << "nobody else can make room";
+  EXPECT_EQ(Layout("..........#00").choose(2, 10, sizes), Chosen(std::vector<size_t>{})) << "room for many";
 }
 
 TEST(Victims, PinnedWallsAndLimits) {

@@ -32,12 +32,20 @@ std::string checksum_of(const std::vector<Stored>& tensors) {
   return fmt::format("{:016x}", image_checksum(std::as_bytes(std::span(all))));
 }
 
+double bytes_of(Format f) { return double(format_info(f).block_bytes) / format_info(f).block_elements; }
+
+// Heads of the first two layers, each just before its attention: no router can say anything of these, so they get eight
+// bits or more.
+bool alone(const std::string& name) {
+  return name.starts_with("pre-attention.0.0.") || name.starts_with("pre-attention.1.1.");
+}
+
 // The wanted one, or where its blocks do not fit the smallest that has as many bits and does.
-Format format_for(const TrainedTensor& tensor, Format wanted) {
+Format format_for(const std::string& name, const TrainedTensor& tensor, Format wanted) {
   if (tensor.rows == 1 || tensor.cols == 4) return Format::kF32;  // vectors, and nodes with their indices
-  const auto bytes = [](Format f) { return double(format_info(f).block_bytes) / format_info(f).block_elements; };
+  if (alone(name) && bytes_of(wanted) < bytes_of(Format::kQ8_0)) wanted = Format::kQ8_0;
   for (const Format f : {wanted, Format::kQ4_0, Format::kQ5_0, Format::kQ8_0})
-    if (tensor.cols % format_info(f).block_elements == 0 && bytes(f) >= bytes(wanted)) return f;
+    if (tensor.cols % format_info(f).block_elements == 0 && bytes_of(f) >= bytes_of(wanted)) return f;
   return Format::kF16;
 }
 
@@ -59,7 +67,7 @@ void write_predictor(const TrainedPredictor& trained, Format format, const std::
            format_info(format).name);
   std::vector<Stored> stored;
   for (const auto& [name, tensor] : trained.tensors) {
-    Stored s{name, format_for(tensor, format), {tensor.rows, tensor.cols}, {}};
+    Stored s{name, format_for(name, tensor, format), {tensor.rows, tensor.cols}, {}};
     const uint64_t row = row_bytes(s.format, tensor.cols);
     s.bytes.resize(uint64_t(tensor.rows) * row);
     for (int64_t r = 0; r < tensor.rows; ++r)

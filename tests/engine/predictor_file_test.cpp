@@ -10,6 +10,7 @@
 #include "expertflow/engine/fingerprint.h"
 #include "expertflow/engine/recall.h"
 #include "expertflow/engine/train_predictor.h"
+#include "expertflow/weights/gguf.h"
 #include "tests/engine/model_rig.h"
 #include "tests/predict/trained_rig.h"
 #include "tests/support/temp_folder.h"
@@ -58,6 +59,23 @@ TEST_F(PredictorFile, ComesBackAsItWas) {
   EXPECT_EQ(choice.name, "trained");
   EXPECT_EQ(choose_predictor(file_.string() + ":linear", *files).name, "linear");
   EXPECT_EQ(choose_predictor("gate-ahead", *files).trained, nullptr);
+}
+
+// Of the first two layers no router says anything before their attention.
+TEST_F(PredictorFile, HeadsThatStandAloneHaveEightBits) {
+  const auto files = open_model(hf_fixture("olmoe"));
+  write_predictor(trained_for(*files), Format::kQ4_0, "", file_);
+  TensorDirectory directory;
+  read_gguf_header(std::make_shared<FileSource>(file_), directory);
+  int eight = 0, four = 0;
+  for (const TensorInfo& tensor : directory.tensors()) {
+    if (tensor.format == Format::kF32) continue;
+    const bool alone = tensor.name.starts_with("pre-attention.0.0.") || tensor.name.starts_with("pre-attention.1.1.");
+    EXPECT_EQ(tensor.format, alone ? Format::kQ8_0 : Format::kQ4_0) << tensor.name;
+    ++(alone ? eight : four);
+  }
+  EXPECT_GT(eight, 0);
+  EXPECT_GT(four, 0);
 }
 
 TEST_F(PredictorFile, AnotherModelsIsRefused) {

@@ -434,8 +434,7 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
 
   Impl* server_;  // outlives all connections
   beast::tcp_stream stream_;
-  // A body is taken out as it comes; what has to be whole in here (a head, what stands beside chunks) must not fill the
-  // memory.
+  // A body is taken out as it comes; a head, and what stands beside chunks, has to be whole in here.
   static constexpr size_t kMostBuffered = 1 << 20;
   beast::flat_buffer buffer_{kMostBuffered};
   std::optional<http::request_parser<http::string_body>> parser_;

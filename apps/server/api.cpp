@@ -68,9 +68,19 @@ Json advice_json(const BatchAdvice& a) {
           {"text", a.text}};
 }
 
+constexpr int kSoon = 5;  // seconds: another server takes over, or the model has been read
+
+ApiError shutting_down() { return unavailable("the server is shutting down", kSoon); }
+
 bool is_valid_utf8(const std::string& text) {
   Utf8Stream stream;
   return stream.push(text) == text && !stream.pending();
+}
+
+int checked_threads(const ServerOptions& o) {
+  EF_CHECK(o.reading_threads >= 1 && o.reading_threads <= 256, ConfigError,
+           "--threads-reading: expected 1 to 256, found {}", o.reading_threads);
+  return o.reading_threads;
 }
 
 }  // namespace
@@ -118,7 +128,10 @@ const std::vector<Api::Route>& Api::routes() {
 }
 
 Api::Api(const ServerOptions& options, const Log& log, std::shared_ptr<Tracer> tracer)
-    : options_(options), log_(log), tracer_(std::move(tracer)) {
+    : options_(options),
+      log_(log),
+      tracer_(std::move(tracer)),
+      reading_(checked_threads(options), std::max(1, options.max_queue)) {
   if (!tracer_) tracer_ = std::make_shared<Tracer>(nullptr, 0, real_trace_sources());
   for (const std::string& list : options.api_key) {
     std::vector<std::string> keys = split(list, ',');
@@ -141,6 +154,7 @@ Api::Api(const ServerOptions& options, const Log& log, std::shared_ptr<Tracer> t
 
 void Api::set_model(std::shared_ptr<ServedModel> model) { std::atomic_store(&model_, std::move(model)); }
 void Api::drop_model() {
+  reading_.stop();  // nothing holds a reply any more
   const auto model = std::atomic_exchange(&model_, std::shared_ptr<ServedModel>());
   if (model) model->stop();
 }
@@ -165,58 +179,89 @@ void Api::check_key(const HttpRequest& request) const {
 }
 
 void Api::check_ready(const ServedModel* model) const {
-  constexpr int kSeconds = 5;  // another server takes over, or the model has been read
-  if (draining_) throw unavailable("the server is shutting down", kSeconds);
-  if (!model) throw unavailable("Loading model", kSeconds);
+  if (draining_) throw shutting_down();
+  if (!model) throw unavailable("Loading model", kSoon);
 }
 
-void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& untraced) {
-  HttpHeaders headers = cors(request);
-  std::shared_ptr<HttpReply> reply = untraced;
-  std::shared_ptr<RequestTrace> trace;
+const Api::Route& Api::route_of(Call& call) const {
+  const HttpRequest& request = call.request;
+  const Route* found = nullptr;
+  std::string allowed;
+  for (const Route& route : routes()) {
+    if (!route.is(request.path)) continue;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
+    if (request.method == route.method || (request.method == "HEAD" && std::string_view(route.method) == "GET"))
+      found = &route;
+  }
+  if (found && found->traced) {
+    call.trace = tracer_->begin(request, found->path);
+    call.reply = traced_reply(call.reply, call.trace);
+  }
+  if (!found || !found->open) check_key(request);
+  if (!found) {
+    if (allowed.empty()) throw ApiError(404, "not_found_error", fmt::format("there is no {} here", request.path));
+    call.headers.emplace_back("Allow", allowed);
+    throw ApiError(405, "invalid_request_error",
+                   fmt::format("{}: expected {}, found {}", request.path, allowed, request.method));
+  }
+  if (const std::string coding = request.header("content-encoding");
+      !coding.empty() && strcasecmp(coding.c_str(), "identity") != 0) {
+    call.headers.emplace_back("Accept-Encoding", "identity");  // RFC 9110, 12.5.3: what would be taken
+    throw ApiError(415, "invalid_request_error",
+                   fmt::format("Content-Encoding: expected a body as it is, found {}", coding));
+  }
+  if (found->needs_model) check_ready(call.model.get());
+  return *found;
+}
+
+// What goes wrong in it is the answer.
+void Api::guarded(const Call& call, const std::function<void()>& work) const {
   try {
-    if (request.method == "OPTIONS") {
-      if (!headers.empty()) {
-        headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-        headers.emplace_back("Access-Control-Allow-Headers",
-                             "Authorization, Content-Type, X-Api-Key, traceparent, tracestate");
-        headers.emplace_back("Access-Control-Max-Age", "86400");
-      }
-      return reply->send(204, "", "", headers);
-    }
-    const Route* found = nullptr;
-    std::string allowed;
-    for (const Route& route : routes()) {
-      if (!route.is(request.path)) continue;
-      allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
-      if (request.method == route.method || (request.method == "HEAD" && std::string_view(route.method) == "GET"))
-        found = &route;
-    }
-    if (found && found->traced) {
-      trace = tracer_->begin(request, found->path);
-      reply = traced_reply(untraced, trace);
-    }
-    if (!found || !found->open) check_key(request);
-    if (!found) {
-      if (allowed.empty()) throw ApiError(404, "not_found_error", fmt::format("there is no {} here", request.path));
-      headers.emplace_back("Allow", allowed);
-      throw ApiError(405, "invalid_request_error",
-                     fmt::format("{}: expected {}, found {}", request.path, allowed, request.method));
-    }
-    std::shared_ptr<ServedModel> model = std::atomic_load(&model_);
-    if (found->needs_model) check_ready(model.get());
-    (this->*found->run)({request, reply, std::move(model), headers, trace});
+    work();
   } catch (const std::exception& error) {
-    const ApiError api = to_api_error(error);
-    if (api.status >= 500) {
-      if (trace) trace->failed(error.what());
+    // Given up because the client left, or because the server ends: only then somebody hears of it.
+    const bool stopped = dynamic_cast<const StoppedError*>(&error);
+    if (stopped && !draining_) return;
+    const ApiError api = stopped ? shutting_down() : to_api_error(error);
+    if (api.status >= 500 && !stopped) {
+      if (call.trace) call.trace->failed(error.what());
       // Of a lost device the loop has spoken, and this is every request from then on.
       if (!dynamic_cast<const DeviceLostError*>(&error))
-        log_.warn("{} {}: {}{}", request.method, request.path, error.what(),
-                  trace ? fmt::format(" (trace {})", trace->trace_id()) : "");
+        log_.warn("{} {}: {}{}", call.request.method, call.request.path, error.what(),
+                  call.trace ? fmt::format(" (trace {})", call.trace->trace_id()) : "");
     }
-    send_error(*reply, api, headers);
+    send_error(*call.reply, api, call.headers);
   }
+}
+
+void Api::handle(HttpRequest request, const std::shared_ptr<HttpReply>& reply) {
+  Call call{std::move(request), reply, std::atomic_load(&model_), {}, nullptr};
+  call.headers = cors(call.request);
+  if (call.request.method == "OPTIONS") {
+    if (!call.headers.empty()) {
+      call.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+      call.headers.emplace_back("Access-Control-Allow-Headers",
+                                "Authorization, Content-Type, X-Api-Key, traceparent, tracestate");
+      call.headers.emplace_back("Access-Control-Max-Age", "86400");
+    }
+    return reply->send(204, "", "", call.headers);
+  }
+  guarded(call, [&] {
+    const Route& route = route_of(call);
+    // Read in a few milliseconds; what may take longer than others should wait goes elsewhere.
+    constexpr size_t kShortBytes = 16 * 1024;
+    if (call.request.body.size() <= kShortBytes) return (this->*route.run)(call);
+    const auto kept = std::make_shared<Call>(std::move(call));
+    call = {{kept->request.method, kept->request.path, {}, {}, {}}, kept->reply, nullptr, kept->headers, kept->trace};
+    const auto job = reading_.submit([this, kept, run = route.run](const StopCheck& stop) {
+      kept->stop = stop;
+      guarded(*kept, [&] {
+        stop();
+        (this->*run)(*kept);
+      });
+    });
+    call.reply->on_gone([this, job] { reading_.cancel(job); });
+  });
 }
 
 void Api::health(const Call& call) {
@@ -273,13 +318,22 @@ void Api::answer(const Call& call, OpenAiRequest request) {
   request.id = random_id(request.chat ? "chatcmpl-" : "cmpl-");
   request.completion.watch = call.trace;
   call.trace->describe(request.chat ? "chat" : "text_completion", call.model->name, asked_of(request));
-  answer_openai(std::move(request), call.model, call.reply, call.headers, options_.ping_interval);
+  // Where the answer's events come, too: one after the other.
+  auto kept = std::make_shared<std::pair<Call, OpenAiRequest>>(
+      Call{{call.request.method, call.request.path, {}, {}, {}}, call.reply, call.model, call.headers, call.trace},
+      std::move(request));
+  call.reply->post([this, kept] {
+    const Call& c = kept->first;
+    guarded(c, [&] { answer_openai(std::move(kept->second), c.model, c.reply, c.headers, options_.ping_interval); });
+  });
 }
 
-void Api::chat(const Call& call) { answer(call, read_chat_request(parse_body(call.request.body), *call.model)); }
+void Api::chat(const Call& call) {
+  answer(call, read_chat_request(parse_body(call.request.body, call.stop), *call.model, call.stop));
+}
 
 void Api::completions(const Call& call) {
-  answer(call, read_completion_request(parse_body(call.request.body), *call.model));
+  answer(call, read_completion_request(parse_body(call.request.body, call.stop), *call.model, call.stop));
 }
 
 // 400 and not 501: clients try 5xx again.
@@ -291,7 +345,7 @@ void Api::embeddings(const Call&) {
 }
 
 void Api::tokenize(const Call& call) {
-  const Json body = parse_body(call.request.body);
+  const Json body = parse_body(call.request.body, call.stop);
   const auto content = body.find("content");
   if (content == body.end() || !content->is_string()) refuse("content", "content: expected a string");
   const auto flag = [&](const char* name, bool otherwise) {
@@ -301,13 +355,16 @@ void Api::tokenize(const Call& call) {
     return it->get<bool>();
   };
   const Tokenizer& tokenizer = call.model->need_tokenizer();
-  const auto ids =
-      tokenizer.encode(content->get<std::string>(), {flag("add_special", false), flag("parse_special", true)});
-  Json tokens = Json::array();
   const bool pieces = flag("with_pieces", false);
+  const auto ids = tokenizer.encode(content->get_ref<const std::string&>(),
+                                    {flag("add_special", false), flag("parse_special", true), call.stop});
+  // As text at once: as objects, millions of tokens would take gigabytes.
+  std::string answer = "{\"tokens\":[";
   for (const TokenId id : ids) {
+    call.stop();
+    if (answer.back() != '[') answer += ',';
     if (!pieces) {
-      tokens.push_back(id);
+      answer += std::to_string(id);
       continue;
     }
     const std::string bytes = tokenizer.token_to_bytes(id);
@@ -316,17 +373,18 @@ void Api::tokenize(const Call& call) {
       piece = Json::array();
       for (const char c : bytes) piece.push_back(int(uint8_t(c)));
     }
-    tokens.push_back({{"id", id}, {"piece", piece}});
+    answer += dump({{"id", id}, {"piece", piece}});
   }
-  call.json({{"tokens", tokens}});
+  call.reply->send(200, "application/json", answer + "]}", call.headers);
 }
 
 void Api::detokenize(const Call& call) {
-  const Json body = parse_body(call.request.body);
+  const Json body = parse_body(call.request.body, call.stop);
   const auto tokens = body.find("tokens");
   if (tokens == body.end() || !tokens->is_array()) refuse("tokens", "tokens: expected a list of token ids");
   std::vector<TokenId> ids;
   for (const Json& id : *tokens) {
+    call.stop();
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= call.model->engine->config().vocab)
       refuse("tokens", "tokens: expected token ids of 0 to {}, found {}", call.model->engine->config().vocab - 1,
              dump(id));
@@ -336,7 +394,7 @@ void Api::detokenize(const Call& call) {
 }
 
 void Api::apply_template(const Call& call) {
-  call.json({{"prompt", render_chat(parse_body(call.request.body), *call.model)}});
+  call.json({{"prompt", render_chat(parse_body(call.request.body, call.stop), *call.model, call.stop)}});
 }
 
 void Api::props(const Call& call) {

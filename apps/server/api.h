@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/server/http_server.h"
+#include "apps/server/reading_pool.h"
 #include "apps/server/served_model.h"
 #include "apps/server/server_options.h"
 #include "apps/server/tracing/request_trace.h"
@@ -24,24 +25,29 @@ class Api {
 
   /// Requests are answered with 503 before this.
   void set_model(std::shared_ptr<ServedModel> model);
-  /// From now on new requests are answered with 503; those under way go on.
-  void begin_shutdown() { draining_ = true; }
+  /// From now on new requests are answered with 503, and so are those that are still being read; the others go on.
+  void begin_shutdown() {
+    draining_ = true;
+    reading_.stop_all();
+  }
   /// Gives the model up: what is under way fails.
   void drop_model();
   /// Sends the traces that wait, within so long; after drop_model().
   void end_traces(Duration most) { tracer_->shutdown(most); }
 
   void handle(HttpRequest request, const std::shared_ptr<HttpReply>& reply);
+  ReadingPool& reading() { return reading_; }
 
  private:
   struct Route;
   static const std::vector<Route>& routes();
   struct Call {
-    const HttpRequest& request;
+    HttpRequest request;
     std::shared_ptr<HttpReply> reply;
     std::shared_ptr<ServedModel> model;  ///< null where a route needs none
     HttpHeaders headers;
     std::shared_ptr<RequestTrace> trace;  ///< null where a route is not traced
+    StopCheck stop{};                     ///< looked at while the body is read
     void json(const Json& body, int status = 200) const {
       reply->send(status, "application/json", dump(body), headers);
     }
@@ -49,6 +55,8 @@ class Api {
   void check_key(const HttpRequest& request) const;
   void check_ready(const ServedModel* model) const;
   HttpHeaders cors(const HttpRequest& request) const;
+  const Route& route_of(Call& call) const;
+  void guarded(const Call& call, const std::function<void()>& work) const;
 
   void answer(const Call& call, OpenAiRequest request);
 
@@ -78,6 +86,7 @@ class Api {
   std::vector<std::string> origins_;
   std::shared_ptr<ServedModel> model_;  ///< atomically
   std::atomic<bool> draining_{false};
+  ReadingPool reading_;  ///< last: its threads use all above
 };
 
 }  // namespace ef::server

@@ -82,6 +82,11 @@ void Api::metrics(const Call& call) {
   const ExpertMetrics experts = m.loop->expert_metrics();
   m.metrics.write(out);
   out.gauge("expertflow:slots", "Requests that can be computed at once.", double(snapshot.slots.size()));
+  const ReadingPool::Counts reading = reading_.counts();
+  out.gauge("expertflow:reading_threads", "Threads that read long requests.", reading.threads);
+  const char* reading_help = "Long requests that are being read, or wait for it.";
+  out.gauge("expertflow:reading_requests", reading_help, reading.running, "state=\"running\"");
+  out.gauge("expertflow:reading_requests", reading_help, reading.waiting, "state=\"waiting\"");
   write_scheduler_metrics(out, snapshot);
   write_expert_metrics(out, snapshot.experts, experts);
   write_prediction_metrics(out, snapshot.experts);

@@ -130,9 +130,27 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
     http::async_read_header(stream_, buffer_, *parser_, [self = this->shared_from_this()](error_code error, size_t) {
       if (error) return self->bad_request(error);
       self->arm(self->server_->options_.read_seconds);
-      if (self->parser_->get()[http::field::expect] == "100-continue") return self->go_ahead();
+      if (self->refused()) return;
+      const auto& head = self->parser_->get();
+      if (head.version() >= 11 && !head[http::field::expect].empty()) return self->go_ahead();
       self->read_body();
     });
+  }
+
+  // What the head alone forbids. Of an unknown transfer coding nobody knows where it ends: the connection ends (RFC
+  // 9112, 6.1).
+  bool refused() {
+    const auto& head = parser_->get();
+    const auto coding = head[http::field::transfer_encoding], expects = head[http::field::expect];
+    if (!coding.empty() && (!beast::iequals(coding, "chunked") || head.count(http::field::transfer_encoding) > 1)) {
+      refuse(501, fmt::format("Transfer-Encoding: expected chunked, found {}", std::string(coding)));
+      return true;
+    }
+    if (!expects.empty() && !beast::iequals(expects, "100-continue")) {
+      refuse(417, fmt::format("Expect: expected 100-continue, found {}", std::string(expects)));
+      return true;
+    }
+    return false;
   }
 
   // Behind the end of what the client sends: the reactor would wait for an event that has already been. What came
@@ -146,6 +164,7 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
       if (error == http::error::need_more || (!error && taken == 0)) break;
       if (error) return bad_request(error);
     }
+    if (parser_->is_header_done() && refused()) return;
     if (parser_->is_done()) return handle();
     close_politely();
   }
@@ -201,6 +220,12 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
       message = "this is no HTTP request: " + message;
     }
     if (status == 0 || gone_) return close();
+    refuse(status, message);
+  }
+
+  // An answer of the server's own; what else the connection brings is not read.
+  void refuse(int status, const std::string& message) {
+    disarm();
     keep_alive_ = false;
     begin_answer();
     const std::string body = server_->error_body_(status, message);
@@ -409,7 +434,9 @@ class Connection : public std::enable_shared_from_this<Connection<Impl>> {
 
   Impl* server_;  // outlives all connections
   beast::tcp_stream stream_;
-  beast::flat_buffer buffer_;
+  // A body is taken out as it comes; a head, and what stands beside chunks, has to be whole in here.
+  static constexpr size_t kMostBuffered = 1 << 20;
+  beast::flat_buffer buffer_{kMostBuffered};
   std::optional<http::request_parser<http::string_body>> parser_;
   uint64_t number_ = 0;
   bool answering_ = false, ending_ = false, writing_ = false, watching_ = false, next_after_watch_ = false;

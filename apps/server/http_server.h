@@ -63,7 +63,8 @@ struct HttpOptions {
 class HttpServer {
  public:
   using Handler = std::function<void(HttpRequest, std::shared_ptr<HttpReply>)>;
-  /// The body of an answer that the server itself gives: to what is no HTTP (400), too large (413), too slow (408).
+  /// The body of an answer that the server itself gives: to what is no HTTP (400), too large (413), too slow (408), in
+  /// a transfer coding that it does not know (501).
   using ErrorBody = std::function<std::string(int status, const std::string& message)>;
   /// Listens from then on. ConfigError if the address cannot be had.
   HttpServer(const HttpOptions& options, Handler handler, ErrorBody error_body, const Log& log);

@@ -12,7 +12,7 @@ namespace ef::server {
 namespace {
 
 constexpr int kMostAnswers = 128, kMostLogprobs = 20;
-constexpr size_t kMostStops = 32, kMostStopBytes = 1024, kMostStopTokens = 1024;
+constexpr size_t kMostStops = 32, kMostStopBytes = 1024, kMostStopTokens = 1024, kMostKwargs = 1024;
 
 // Members of a body: absent and null are the same; another type than the one asked for is an error that names it.
 class Fields {
@@ -230,12 +230,20 @@ ChatInput chat_input(const Json& body, const Json& tools, const ServedModel& mod
   input.extra = model.template_kwargs.is_object() ? model.template_kwargs : Json::object();
   if (const Json* more = Fields(body).find("chat_template_kwargs")) {
     if (!more->is_object()) refuse("chat_template_kwargs", "chat_template_kwargs: expected an object");
+    if (more->size() > kMostKwargs)
+      refuse("chat_template_kwargs", "chat_template_kwargs: at most {} members, found {}", kMostKwargs, more->size());
     for (const auto& [key, value] : more->items()) input.extra[key] = value;
   }
   if (const Json* effort = Fields(body).find("reasoning_effort")) input.extra["reasoning_effort"] = *effort;
   if (input.extra.empty()) input.extra = nullptr;
   input.add_generation_prompt = Fields(body).boolean("add_generation_prompt", true);
   return input;
+}
+
+jinja::Limits limited_by(const StopCheck& stop) {
+  jinja::Limits limits;
+  limits.stop = stop;
+  return limits;
 }
 
 std::shared_ptr<const Grammar> call_grammar(const Json& choice, const Json& tools, const AnswerShape& shape) {
@@ -298,6 +306,13 @@ std::shared_ptr<const Grammar> read_format(const Fields& f, const Json& tools, c
   }
 }
 
+// Before it is copied for each answer.
+std::vector<TokenId> fitting(std::vector<TokenId> ids, const ServedModel& model) {
+  const int64_t length = model.loop->context_length();
+  if (int64_t(ids.size()) > length) throw ContextLengthError(int64_t(ids.size()), length);
+  return ids;
+}
+
 std::vector<TokenId> read_ids(const Json& list, const ServedModel& model) {
   std::vector<TokenId> ids;
   const int64_t vocab = model.engine->config().vocab;
@@ -307,20 +322,31 @@ std::vector<TokenId> read_ids(const Json& list, const ServedModel& model) {
     ids.push_back(id.get<TokenId>());
   }
   if (ids.empty()) refuse("prompt", "prompt: expected at least one token, found none");
-  return ids;
+  return fitting(std::move(ids), model);
 }
 
-std::vector<TokenId> encode_prompt(const std::string& text, const ServedModel& model) {
-  std::vector<TokenId> ids = model.need_tokenizer().encode(text);
+// Where the bytes alone say that it cannot fit, nobody waits for the tokens.
+std::vector<TokenId> encode_fitting(std::string_view text, const EncodeOptions& options, const ServedModel& model) {
+  const Tokenizer& tokenizer = model.need_tokenizer();
+  const int64_t length = model.loop->context_length();
+  if (const auto most = tokenizer.most_bytes_per_token()) {
+    const auto least = int64_t((text.size() + *most - 1) / *most);
+    if (least > length) throw ContextLengthError(least, length, text.size());
+  }
+  return tokenizer.encode(text, options);
+}
+
+std::vector<TokenId> encode_prompt(const std::string& text, const ServedModel& model, const StopCheck& stop) {
+  std::vector<TokenId> ids = encode_fitting(text, {true, true, stop}, model);
   if (ids.empty() && model.tokenizer->bos()) ids = {*model.tokenizer->bos()};
   if (ids.empty()) refuse("prompt", "prompt: expected at least one token, found none");
-  return ids;
+  return fitting(std::move(ids), model);
 }
 
-std::vector<std::vector<TokenId>> read_prompts(const Fields& f, const ServedModel& model) {
+std::vector<std::vector<TokenId>> read_prompts(const Fields& f, const ServedModel& model, const StopCheck& stop) {
   const Json* prompt = f.find("prompt");
   if (!prompt) refuse("prompt", "prompt: expected a string, a list of token ids, or a list of these; found none");
-  if (prompt->is_string()) return {encode_prompt(prompt->get<std::string>(), model)};
+  if (prompt->is_string()) return {encode_prompt(prompt->get_ref<const std::string&>(), model, stop)};
   if (!prompt->is_array()) refuse("prompt", "prompt: expected a string or a list, found {}", prompt->type_name());
   if (prompt->empty()) refuse("prompt", "prompt: expected at least one prompt, found none");
   if ((*prompt)[0].is_number()) return {read_ids(*prompt, model)};
@@ -329,7 +355,7 @@ std::vector<std::vector<TokenId>> read_prompts(const Fields& f, const ServedMode
   std::vector<std::vector<TokenId>> prompts;
   for (const Json& one : *prompt) {
     if (one.is_string())
-      prompts.push_back(encode_prompt(one.get<std::string>(), model));
+      prompts.push_back(encode_prompt(one.get_ref<const std::string&>(), model, stop));
     else if (one.is_array())
       prompts.push_back(read_ids(one, model));
     else
@@ -340,28 +366,19 @@ std::vector<std::vector<TokenId>> read_prompts(const Fields& f, const ServedMode
 
 }  // namespace
 
-Json parse_body(const std::string& body) {
-  bool too_deep = false;
-  const auto depth = [&](int level, Json::parse_event_t, Json&) {
-    if (level > kMostJsonDepth) too_deep = true;
-    return !too_deep;
-  };
-  try {
-    Json json = Json::parse(body, depth);
-    if (too_deep) refuse("", "the body nests more than {} deep", kMostJsonDepth);
-    if (!json.is_object()) refuse("", "expected a JSON object as the body, found {}", json.type_name());
-    return json;
-  } catch (const Json::exception& error) {
-    refuse("", "the body is not valid JSON: {}", error.what());
-  }
+Json parse_body(const std::string& body, const StopCheck& stop) {
+  BoundedJson read = read_bounded_json(body, stop);
+  if (!read.error.empty()) refuse("", "the body {}", read.error);
+  if (!read.value.is_object()) refuse("", "expected a JSON object as the body, found {}", read.value.type_name());
+  return std::move(read.value);
 }
 
-std::string render_chat(const Json& body, const ServedModel& model) {
+std::string render_chat(const Json& body, const ServedModel& model, const StopCheck& stop) {
   const Json tools = read_tools(Fields(body));
-  return model.template_for(!tools.is_null()).render(chat_input(body, tools, model));
+  return model.template_for(!tools.is_null()).render(chat_input(body, tools, model), limited_by(stop));
 }
 
-OpenAiRequest read_chat_request(const Json& body, const ServedModel& model) {
+OpenAiRequest read_chat_request(const Json& body, const ServedModel& model, const StopCheck& stop) {
   const Fields f(body);
   OpenAiRequest r;
   r.chat = true;
@@ -374,11 +391,11 @@ OpenAiRequest read_chat_request(const Json& body, const ServedModel& model) {
   if (logprobs) r.completion.logprobs = int(top);
   const ChatTemplate& chat_template = model.template_for(!tools.is_null());
   const Tokenizer& tokenizer = model.need_tokenizer();
-  const std::string prompt = chat_template.render(input);
-  std::vector<TokenId> ids = tokenizer.encode(prompt, {false, true});
+  const std::string prompt = chat_template.render(input, limited_by(stop));
+  std::vector<TokenId> ids = encode_fitting(prompt, {false, true, stop}, model);
   tokenizer.ensure_one_bos(ids);
   if (ids.empty()) refuse("messages", "messages: the chat template made an empty prompt of them");
-  r.prompts = {std::move(ids)};
+  r.prompts = {fitting(std::move(ids), model)};
   const AnswerShape shape = answer_shape(chat_template.source(), prompt);
   r.output = {shape.style, shape.in_reasoning, !tools.is_null()};
   r.completion.show_special = shows_special(shape.style);
@@ -386,7 +403,7 @@ OpenAiRequest read_chat_request(const Json& body, const ServedModel& model) {
   return r;
 }
 
-OpenAiRequest read_completion_request(const Json& body, const ServedModel& model) {
+OpenAiRequest read_completion_request(const Json& body, const ServedModel& model, const StopCheck& stop) {
   const Fields f(body);
   OpenAiRequest r;
   constexpr int64_t kDefaultTokens = 16;  // OpenAI's, and vLLM's
@@ -395,7 +412,7 @@ OpenAiRequest read_completion_request(const Json& body, const ServedModel& model
   r.echo = f.boolean("echo");
   r.completion.logprobs = int(f.integer("logprobs", -1, 0, kMostLogprobs));
   r.completion.prompt_logprobs = r.echo && r.completion.logprobs >= 0;
-  r.prompts = read_prompts(f, model);
+  r.prompts = read_prompts(f, model, stop);
   if (r.prompts.size() * size_t(r.n) > size_t(kMostAnswers))
     refuse("n", "n: at most {} answers to one request, found {} prompts and n {}", kMostAnswers, r.prompts.size(), r.n);
   r.completion.grammar = read_format(f, nullptr, {});

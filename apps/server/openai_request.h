@@ -19,12 +19,13 @@ struct OpenAiRequest {
   std::string id;  ///< of the answer: "chatcmpl-..."
 };
 
+/// stop: asked all along whether the result is still wanted.
 /// JSON of a body; ApiError (400) where it is none, is no object, or nests too deep.
-Json parse_body(const std::string& body);
+Json parse_body(const std::string& body, const StopCheck& stop = {});
 /// ApiError naming the parameter.
-OpenAiRequest read_chat_request(const Json& body, const ServedModel& model);
-OpenAiRequest read_completion_request(const Json& body, const ServedModel& model);
+OpenAiRequest read_chat_request(const Json& body, const ServedModel& model, const StopCheck& stop);
+OpenAiRequest read_completion_request(const Json& body, const ServedModel& model, const StopCheck& stop);
 /// The prompt that the messages of a body become.
-std::string render_chat(const Json& body, const ServedModel& model);
+std::string render_chat(const Json& body, const ServedModel& model, const StopCheck& stop);
 
 }  // namespace ef::server

@@ -10,12 +10,6 @@
 
 namespace ef::server {
 
-std::string unknown_bias(const SamplerConfig& sampling, int64_t vocab) {
-  for (const auto& [token, bias] : sampling.logit_bias)
-    if (token >= vocab) return fmt::format("logit_bias: expected token ids of 0 to {}, found {}", vocab - 1, token);
-  return {};
-}
-
 const Tokenizer& ServedModel::need_tokenizer() const {
   if (!tokenizer) refuse("prompt", "the model brings no tokenizer; give the prompt as a list of token ids");
   return *tokenizer;

@@ -17,9 +17,6 @@
 
 namespace ef::server {
 
-/// The first bias of a token beyond the vocabulary, said as an error; empty: there is none.
-std::string unknown_bias(const SamplerConfig& sampling, int64_t vocab);
-
 struct ServedModel {
   explicit ServedModel(const SlaOptions& sla) : report(sla) {}
   std::string name, path;

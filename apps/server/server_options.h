@@ -15,7 +15,7 @@ struct ServerOptions {
   std::vector<std::string> api_key;
   std::string api_key_file;
   std::string cors_origins;
-  int http_threads = 2;
+  int http_threads = 2, reading_threads = 2;
   int max_queue = 512;
   int max_body_mib = 32;
   double timeout = 60, drain_timeout = 30, ping_interval = 30;
@@ -36,7 +36,10 @@ struct ServerOptions {
     visit(cors_origins, {"--cors-origins,--allowed-origins",
                          "web pages from elsewhere that may call: origins separated by commas, or *; default: none"});
     visit(http_threads, {"--threads-http", "threads that serve connections, any number of them"});
-    visit(max_queue, {"--max-queue", "requests that may wait for a slot; more are answered with 503"});
+    visit(reading_threads, {"--threads-reading", "threads that read long requests (JSON, chat template, tokens)"});
+    visit(max_queue, {"--max-queue",
+                      "requests that may wait for a slot, and long ones that may wait to be read; more are answered "
+                      "with 503"});
     visit(max_body_mib, {"--max-body", "largest request in MiB"});
     visit(timeout, {"--timeout", "seconds for a request to arrive, and for a client to take what it is sent (-to)"});
     visit(drain_timeout, {"--drain-timeout", "seconds that answers under way have left after SIGTERM"});

@@ -15,6 +15,14 @@ ContextLengthError::ContextLengthError(int64_t prompt_tokens, int64_t context)
       prompt_tokens(prompt_tokens),
       context(context) {}
 
+ContextLengthError::ContextLengthError(int64_t least_tokens, int64_t context, size_t bytes)
+    : RequestError(fmt::format("This model's maximum context length is {} tokens. However, your prompt of {} bytes has "
+                               "at least {} tokens, which leaves no room to answer (context_length_exceeded). Please "
+                               "shorten it.",
+                               context, bytes, least_tokens)),
+      prompt_tokens(least_tokens),
+      context(context) {}
+
 Completion::Completion(CompletionRequest request, const Context& context, Sink sink)
     : request_(std::move(request)),
       context_(context),

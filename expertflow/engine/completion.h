@@ -39,6 +39,8 @@ struct CompletionRequest {
 class ContextLengthError : public RequestError {
  public:
   ContextLengthError(int64_t prompt_tokens, int64_t context);
+  /// Of a prompt whose tokens nobody has counted: so many bytes are at least so many tokens.
+  ContextLengthError(int64_t least_tokens, int64_t context, size_t bytes);
   int64_t prompt_tokens, context;
 };
 

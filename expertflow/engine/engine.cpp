@@ -324,6 +324,10 @@ ExpertStats Engine::expert_stats() const {
   stats.ahead_bytes = copies.bytes_ahead;
   stats.ahead_used_bytes = cache.reserved_ready_bytes;
   stats.wasted_bytes = cache.reserved_evicted_bytes + copies.bytes_cancelled;
+  uint64_t experts_in_all = 0;
+  for (const LayerConfig& layer : config().layers)
+    experts_in_all += layer.sparse ? uint64_t(config().router.experts) : 0;
+  stats.all_resident = cache.residents >= experts_in_all;
   stats.cache_utilization = double(cache.bytes_in_use) / double(cache.pool_bytes);
   if (tiers_->foresight) stats.foresight = tiers_->foresight->stats();
   stats.layers = cache.layers;
@@ -365,6 +369,9 @@ ExpertMetrics Engine::expert_metrics() const { return metrics_of(expert_stats(),
 
 ExpertMetrics metrics_of(const ExpertStats& stats, std::span<const double> latencies) {
   ExpertMetrics m;
+  m.all_resident = stats.all_resident;
+  m.reads_ahead = stats.foresight && stats.foresight->governor.mode != PrefetchMode::kOff;
+  if (stats.foresight) m.distance = stats.foresight->horizon;
   m.hit_rate = stats.hit_rate();
   m.hits = stats.hits, m.misses = stats.misses, m.evictions = stats.evictions;
   const uint64_t asked = stats.hits + stats.misses;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <climits>
 #include <cmath>
 #include <future>
 #include <unordered_map>
@@ -19,9 +18,7 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
   Runner(Engine& engine, const Limits& limits, const LoopOptions& options)
       : engine_(engine), limits_(limits), before_step_(options.before_step) {
     const SchedulerOptions& s = options.scheduler;
-    const int most = s.token_schedule_batch > 0 ? s.token_schedule_batch : INT_MAX;
-    choosing_ =
-        s.token_schedule_window > 0 && engine.options().parallel > std::min({limits.rows, limits.logit_rows, most});
+    choosing_ = s.token_schedule_window > 0 && engine.options().parallel > step_tokens(limits, s);
     watches_ = choosing_ || engine.backend().memory_is_host();
     if (!watches_) return;
     const size_t experts = size_t(engine.config().router.experts);

@@ -42,21 +42,29 @@ std::vector<MetricHealth> health_of(const ExpertMetrics& m) {
   // What a step takes depends on the machine; that its slowest are several times its usual does not.
   constexpr double kSlowest = 3;
   const double usual = m.p50_latency.value_or(0);
+  // More memory, a better guess or a faster disk change nothing where no expert is missed any more.
+  const bool missed = !m.all_resident;
+  std::string predict = "train a predictor on text like this (expertflow train-predictor)";
+  if (m.distance != 1) predict += ", or predict fewer layers ahead (--prediction-horizon 1)";
+  std::string defer = "let tokens wait less (--token-schedule-window, --aging-threshold)";
+  if (missed) defer += ", or give experts more memory";
   std::vector<MetricHealth> all = {
       {"prediction_hit_rate", "routed experts that had been predicted", m.prediction_hit_rate, 0.8, 1, true,
-       "train a predictor on text like this (expertflow train-predictor), or predict fewer layers ahead "
-       "(--prediction-horizon 1)"},
+       missed && m.reads_ahead ? predict : ""},
       {"expert_swap_rate", "experts that had to leave, for each that was asked for", m.expert_swap_rate, 0, 0.25, true,
-       "give experts more memory (--expert-memory), or store them smaller (expertflow quantize)"},
-      {"token_defer_rate", "tokens that waited for others' experts", m.token_defer_rate, 0, 0.1, true,
-       "let tokens wait less (--token-schedule-window, --aging-threshold), or give experts more memory"},
+       missed ? "give experts more memory (--expert-memory), or store them smaller (expertflow quantize)" : ""},
+      {"token_defer_rate", "tokens that waited for others' experts", m.token_defer_rate, 0, 0.1, true, defer},
       {"cache_utilization", "share of the fast tier that holds experts", m.cache_utilization, 0.85, 1, true,
-       "warm up (--warmup profile), or give the memory to a longer context: the model does not need it"},
+       missed ? "warm up (--warmup profile), or give the memory to a longer context: the model does not need it"
+              : "give the memory to a longer context: all experts are in the rest of it"},
       {"p99_latency", "seconds of the slowest step in a hundred", m.p99_latency, 0,
        usual > 0 ? kSlowest * usual : kNone, true,
-       "cold experts make steps uneven: give experts more memory, or use a disk with less other load"}};
+       missed
+           ? "cold experts make steps uneven: give experts more memory, or take other load off what they are read from"
+           : "all experts are in memory: look for other load on this machine's processors"}};
   for (MetricHealth& metric : all) {
-    const bool judged = metric.value.has_value() && m.hits + m.misses >= kEnough;
+    // What is out of range by what has been, and cannot come again, needs nothing done.
+    const bool judged = metric.value.has_value() && m.hits + m.misses >= kEnough && !metric.advice.empty();
     metric.healthy = !judged || (*metric.value >= metric.least && *metric.value <= metric.most);
     if (metric.healthy) metric.advice.clear();
   }

@@ -45,6 +45,11 @@ struct ExpertMetrics {
   std::optional<double> p99_latency;          ///< seconds of a step of few rows, of the latest 1,024
   std::optional<double> p50_latency, p95_latency;
 
+  // What decides which advice can help.
+  bool all_resident = false;  ///< every expert is in the fast tier: none is missed, evicted or read ahead any more
+  bool reads_ahead = true;    ///< guessed experts may be read ahead
+  int distance = 0;           ///< MoE layers that are looked ahead; 0: not known
+
   double hit_rate = 1;  ///< distinct experts that were resident when a layer asked for them
   uint64_t hits = 0, misses = 0, evictions = 0;
   uint64_t demand_bytes = 0;                  ///< read because a layer waited for them
@@ -61,7 +66,7 @@ struct MetricHealth {
   std::string_view meaning;
   std::optional<double> value;
   double least = 0, most = 0;  ///< the healthy range
-  bool healthy = true;         ///< what has no value is
+  bool healthy = true;         ///< what has no value is, and what could be helped by nothing
   std::string advice;          ///< empty if healthy
 };
 

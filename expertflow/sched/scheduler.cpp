@@ -163,12 +163,12 @@ void Scheduler::choose_decodes(std::vector<Piece>& pieces) {
   }
   const int64_t rows = std::min(runner_.limits().rows, runner_.limits().logit_rows);
   const int64_t beside = std::max<int64_t>(1, rows - 1);  // prompts get a row, or they would wait for an answer to end
-  const int64_t batch = options_.token_schedule_batch > 0 ? options_.token_schedule_batch : rows;
+  const int64_t tokens = step_tokens(runner_.limits(), options_);
   stats_.ready_tokens += ready.size();
   TokenChoice choice;
   choice.most = size_t(prompts ? beside : rows);
-  choice.count = std::min(choice.most, size_t(batch));
-  choice.later = size_t(std::min(beside, batch));
+  choice.count = std::min(choice.most, size_t(tokens));
+  choice.later = size_t(std::min(beside, tokens));
   choice.window = size_t(options_.token_schedule_window);
   choice.aging_threshold = options_.aging_threshold;
   std::vector<bool> goes(ready.size());

@@ -5,6 +5,7 @@
 //
 // Pure logic: the engine stands behind StepRunner, choices of tokens behind SequenceClient. Not thread-safe.
 #pragma once
+#include <algorithm>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -45,6 +46,12 @@ class StepRunner {
   /// call. Whatever is thrown has left the sequences' lengths as they were.
   virtual void run(const Batch& batch, int top, std::vector<RowLogits>& rows) = 0;
 };
+
+/// Answers of which one step can compute a token, where no prompt is in it.
+inline int step_tokens(const StepRunner::Limits& limits, const SchedulerOptions& options) {
+  const int rows = std::min(limits.rows, limits.logit_rows);
+  return options.token_schedule_batch > 0 ? std::min(rows, options.token_schedule_batch) : rows;
+}
 
 /// Whoever asked for a sequence. Members are called from within Scheduler::step() and cancel nothing by themselves.
 class SequenceClient {

@@ -107,13 +107,14 @@ Bpe::Bpe(const Vocabulary& vocabulary, const BpeOptions& options,
   }
 }
 
-void Bpe::initial_symbols(std::string_view word, std::vector<TokenId>& symbols) const {
+void Bpe::initial_symbols(std::string_view word, std::vector<TokenId>& symbols, const StopCheck& stop) const {
   bool pending_unk = false;
   const auto flush = [&] {
     if (pending_unk) symbols.push_back(*options_.unk);
     pending_unk = false;
   };
   for (size_t i = 0; i < word.size();) {
+    stop();
     const size_t n = std::max<size_t>(1, utf8_length(word, i));
     const std::string_view character = word.substr(i, n);
     i += n;
@@ -152,7 +153,7 @@ struct Candidate {
 
 }  // namespace
 
-void Bpe::merge(std::vector<TokenId>& symbols) const {
+void Bpe::merge(std::vector<TokenId>& symbols, const StopCheck& stop) const {
   const auto size = static_cast<int32_t>(symbols.size());
   std::vector<int32_t> next(symbols.size());
   std::vector<int32_t> previous(symbols.size());
@@ -170,11 +171,13 @@ void Bpe::merge(std::vector<TokenId>& symbols) const {
     return Candidate{found->rank, left, found->merged};
   };
   for (int32_t i = 0; i + 1 < size; ++i) {
+    stop();
     if (const auto found = candidate(i)) candidates.push_back(*found);
   }
   std::priority_queue<Candidate> queue(std::less<Candidate>(), std::move(candidates));
   constexpr TokenId kGone = -1;
   while (!queue.empty()) {
+    stop();
     const Candidate top = queue.top();
     queue.pop();
     if (at(top.position) == kGone) continue;
@@ -195,7 +198,7 @@ void Bpe::merge(std::vector<TokenId>& symbols) const {
   std::erase(symbols, kGone);
 }
 
-void Bpe::encode(std::string_view word, std::vector<TokenId>& out) const {
+void Bpe::encode(std::string_view word, std::vector<TokenId>& out, const StopCheck& stop) const {
   if (options_.ignore_merges) {
     if (const auto id = vocabulary_.find(word)) {
       out.push_back(*id);
@@ -204,9 +207,29 @@ void Bpe::encode(std::string_view word, std::vector<TokenId>& out) const {
   }
   std::vector<TokenId> symbols;
   symbols.reserve(word.size());
-  initial_symbols(word, symbols);
-  if (symbols.size() > 1) merge(symbols);
+  initial_symbols(word, symbols, stop);
+  if (symbols.size() > 1) merge(symbols, stop);
   out.insert(out.end(), symbols.begin(), symbols.end());
+}
+
+std::optional<size_t> Bpe::most_bytes_per_token(bool byte_alphabet) const {
+  constexpr size_t kCharacter = 4;  // bytes of the longest
+  size_t longest = std::max(vocabulary_.longest(), kCharacter);
+  const bool none_dropped = options_.unk ? !options_.fuse_unk : options_.byte_fallback && all_bytes_;
+  if (!byte_alphabet) return none_dropped ? std::optional(longest) : std::nullopt;
+  for (int byte = 0; byte < 256 && !none_dropped; ++byte) {
+    std::string character;
+    utf8_append(character, byte_to_printable(static_cast<unsigned char>(byte)));
+    if (!vocabulary_.find(character)) return std::nullopt;
+  }
+  longest = 1;  // a character of that alphabet is one byte of the text
+  for (size_t id = 0; id < vocabulary_.size(); ++id) {
+    if (!vocabulary_.contains(static_cast<TokenId>(id))) continue;
+    const std::string& text = vocabulary_.text(static_cast<TokenId>(id));
+    const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
+    longest = std::max(longest, static_cast<size_t>(std::count_if(text.begin(), text.end(), begins)));
+  }
+  return longest;
 }
 
 }  // namespace ef

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "expertflow/base/ids.h"
+#include "expertflow/base/stop_check.h"
 
 namespace ef {
 
@@ -85,11 +86,13 @@ class Bpe {
       const std::vector<std::pair<std::string, std::string>>& merges, std::string_view where);
 
   /// Appends the ids of one word (well-formed UTF-8).
-  void encode(std::string_view word, std::vector<TokenId>& out) const;
+  void encode(std::string_view word, std::vector<TokenId>& out, const StopCheck& stop) const;
+  /// See WordModel.
+  std::optional<size_t> most_bytes_per_token(bool byte_alphabet) const;
 
  private:
-  void initial_symbols(std::string_view word, std::vector<TokenId>& symbols) const;
-  void merge(std::vector<TokenId>& symbols) const;
+  void initial_symbols(std::string_view word, std::vector<TokenId>& symbols, const StopCheck& stop) const;
+  void merge(std::vector<TokenId>& symbols, const StopCheck& stop) const;
 
   const Vocabulary& vocabulary_;
   BpeOptions options_;

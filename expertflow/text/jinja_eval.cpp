@@ -539,6 +539,8 @@ std::string Template::render(const nlohmann::ordered_json& context, const std::t
     return interpreter.run(parsed_->block);
   } catch (const TemplateRaised&) {
     throw;
+  } catch (const StoppedError&) {
+    throw;
   } catch (const RequestError& e) {
     throw RequestError(with_line(e.what(), interpreter.line()));
   }

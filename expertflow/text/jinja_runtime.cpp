@@ -171,6 +171,7 @@ Runtime::~Runtime() {
 }
 
 void Runtime::step(int64_t count) {
+  limits_.stop();
   steps_ += count;
   EF_CHECK(steps_ <= limits_.steps, RequestError, "chat template: more than {} steps", limits_.steps);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "expertflow/base/errors.h"
+#include "expertflow/base/stop_check.h"
 #include "expertflow/text/jinja_value.h"
 
 namespace ef::jinja {
@@ -18,6 +19,7 @@ struct Limits {
   int64_t steps = 50'000'000;          // operations
   int64_t bytes = int64_t(1) << 30;    // of all values made
   int64_t output = int64_t(64) << 20;  // bytes of the result
+  StopCheck stop{};                    // looked at in every step
 };
 
 /// What raise_exception(message) throws: what() is the template's message and nothing else.

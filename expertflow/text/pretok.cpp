@@ -93,7 +93,7 @@ void arrange(std::vector<Part>& parts, SplitBehavior behavior) {
   }
 }
 
-using Finder = std::function<std::vector<Regex::Match>(std::string_view)>;
+using Finder = std::function<std::vector<Regex::Match>(std::string_view, const StopCheck&)>;
 
 // Cuts every piece at the finder's matches. Empty pieces vanish.
 class Splitter final : public PreTokenizer {
@@ -105,7 +105,8 @@ class Splitter final : public PreTokenizer {
     std::vector<PreTokenized::Piece> cut;
     cut.reserve(pre.pieces.size());
     for (const auto& piece : pre.pieces) {
-      std::vector<Part> parts = cover(finder_(pre.view(piece)), piece.end - piece.begin);
+      pre.stop();
+      std::vector<Part> parts = cover(finder_(pre.view(piece), pre.stop), piece.end - piece.begin);
       if (invert_) {
         for (Part& part : parts) part.match = !part.match;
       }
@@ -117,6 +118,7 @@ class Splitter final : public PreTokenizer {
     }
     pre.pieces = std::move(cut);
   }
+  bool drops_text() const override { return behavior_ == SplitBehavior::kRemoved; }
 
  private:
   Finder finder_;
@@ -126,7 +128,7 @@ class Splitter final : public PreTokenizer {
 
 // One match a character of the class, or (runs) one a run of them.
 Finder find_characters(bool (*in_class)(char32_t)) {
-  return [in_class](std::string_view text) {
+  return [in_class](std::string_view text, const StopCheck&) {
     std::vector<Regex::Match> matches;
     for (size_t i = 0; i < text.size();) {
       const size_t begin = i;
@@ -137,18 +139,19 @@ Finder find_characters(bool (*in_class)(char32_t)) {
 }
 
 Finder find_pattern(Pattern pattern) {
-  return [shared = std::make_shared<const Pattern>(std::move(pattern))](std::string_view text) {
-    return shared->find_all(text);
+  return [shared = std::make_shared<const Pattern>(std::move(pattern))](std::string_view text, const StopCheck& stop) {
+    return shared->find_all(text, stop);
   };
 }
 
 // Rewrites every piece's text on its own.
 template <class Rewrite>
 void rewrite_pieces(PreTokenized& pre, const Rewrite& rewrite) {
-  PreTokenized out;
+  PreTokenized out{{}, {}, pre.stop};
   out.text.reserve(pre.text.size() * 2);
   out.pieces.reserve(pre.pieces.size());
   for (const auto& piece : pre.pieces) {
+    pre.stop();
     const size_t begin = out.text.size();
     rewrite(pre.view(piece), piece.at_text_start, out.text);
     if (out.text.size() > begin) out.pieces.push_back({begin, out.text.size(), piece.at_text_start});
@@ -176,6 +179,7 @@ class ByteLevel final : public PreTokenizer {
       for (const char byte : text) utf8_append(out, byte_to_printable(static_cast<unsigned char>(byte)));
     });
   }
+  bool makes_byte_alphabet() const override { return true; }
 
  private:
   bool add_prefix_space_;
@@ -207,7 +211,7 @@ class Metaspace final : public PreTokenizer {
  private:
   Splitter splitter() const {
     return Splitter(
-        [this](std::string_view text) {
+        [this](std::string_view text, const StopCheck&) {
           std::vector<Regex::Match> matches;
           for (size_t i = text.find(replacement_); i != std::string_view::npos;
                i = text.find(replacement_, i + replacement_.size())) {
@@ -229,6 +233,10 @@ class PreTokenizerSequence final : public PreTokenizer {
   void apply(PreTokenized& pre) const override {
     for (const auto& part : parts_) part->apply(pre);
   }
+  bool drops_text() const override {
+    return std::any_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->drops_text(); });
+  }
+  bool makes_byte_alphabet() const override { return !parts_.empty() && parts_.back()->makes_byte_alphabet(); }
 
  private:
   std::vector<std::unique_ptr<PreTokenizer>> parts_;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "expertflow/base/stop_check.h"
 #include "expertflow/text/tokenizer_fields.h"
 
 namespace ef {
@@ -16,6 +17,7 @@ struct PreTokenized {
   };
   std::string text;
   std::vector<Piece> pieces;
+  StopCheck stop{};  ///< steps look at it all along
 
   std::string_view view(const Piece& piece) const {
     return std::string_view(text).substr(piece.begin, piece.end - piece.begin);
@@ -26,6 +28,8 @@ class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
   virtual void apply(PreTokenized& pre) const = 0;
+  virtual bool drops_text() const { return false; }           ///< some of it may be in no piece
+  virtual bool makes_byte_alphabet() const { return false; }  ///< pieces end as byte_to_printable's characters
 };
 
 enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };

@@ -77,11 +77,12 @@ Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
 
-std::vector<Regex::Match> Regex::find_all(std::string_view text) const {
+std::vector<Regex::Match> Regex::find_all(std::string_view text, const StopCheck& stop) const {
   std::vector<Match> matches;
   const MatchData data(pcre2_match_data_create(1, nullptr));
   size_t position = 0;
   while (position <= text.size()) {
+    stop();
     const std::optional<Match> match = compiled_->search(text, position, data.get(), pattern_);
     if (!match) break;
     const bool empty = match->first == match->second;

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "expertflow/base/stop_check.h"
+
 namespace ef {
 
 /// The PCRE2 pattern equivalent to an Oniguruma one. ModelError, naming `where`, for what has no translation.
@@ -26,7 +28,7 @@ class Regex {
 
   /// All matches from left to right, not overlapping, empty ones included (but never right after another match). Text
   /// must be well-formed UTF-8. RequestError if the text drives the pattern beyond its effort limit.
-  std::vector<Match> find_all(std::string_view text) const;
+  std::vector<Match> find_all(std::string_view text, const StopCheck& stop = {}) const;
   const std::string& pattern() const { return pattern_; }
 
  private:

@@ -94,6 +94,12 @@ std::string SamplerConfig::problem() const {
   return {};
 }
 
+std::string unknown_bias(const SamplerConfig& sampling, int64_t vocab) {
+  for (const auto& [token, bias] : sampling.logit_bias)
+    if (token >= vocab) return fmt::format("logit_bias: expected token ids of 0 to {}, found {}", vocab - 1, token);
+  return {};
+}
+
 void check_logits(std::span<const float> logits) {
   // Integers, so that the compiler takes several at once; which one it was matters only once one was.
   constexpr uint32_t kInfinity = 0x7f800000u, kMinusInfinity = 0xff800000u;
@@ -134,10 +140,7 @@ std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, int n) {
 Sampler::Sampler(const SamplerConfig& config, int64_t vocab_size)
     : config_(config), vocab_size_(vocab_size), seed_(config.seed ? *config.seed : random_seed()), random_(seed_) {
   config_.validate<RequestError>();
-  for (const auto& [token, bias] : config_.logit_bias) {
-    EF_CHECK(token < vocab_size, RequestError, "logit_bias: token {} is outside of the vocabulary of {}", token,
-             vocab_size);
-  }
+  if (const std::string why = unknown_bias(config_, vocab_size); !why.empty()) throw RequestError(why);
 }
 
 void Sampler::apply_penalties(std::vector<float>& logits, std::span<const TokenId> history) const {

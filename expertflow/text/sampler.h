@@ -38,6 +38,9 @@ struct SamplerConfig {
   bool greedy() const { return temperature <= 0; }
 };
 
+/// The first bias of a token beyond the vocabulary, said as an error; empty: there is none.
+std::string unknown_bias(const SamplerConfig& sampling, int64_t vocab);
+
 struct TokenLogprob {
   TokenId token = -1;
   float logprob = 0;  ///< natural log; at least kLogprobFloor, so that it always has a JSON form

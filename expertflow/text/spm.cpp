@@ -24,7 +24,11 @@ SpmNormalizer::SpmNormalizer(const SpmModel& model, std::string_view name)
   }
 }
 
-std::string SpmNormalizer::apply(std::string text) const {
+std::optional<size_t> SpmNormalizer::most_shrinking() const {
+  return map_ || remove_extra_ ? std::nullopt : std::optional<size_t>(1);
+}
+
+std::string SpmNormalizer::apply(std::string text, const StopCheck& stop) const {
   const std::string_view space = escape_ ? kSpaceSymbol : " ";
   const auto next = [&](std::string_view rest) -> CharsMap::Step {
     if (const auto hit = user_defined_.at(rest, 0)) return {rest.substr(0, hit->length), hit->length};
@@ -34,6 +38,7 @@ std::string SpmNormalizer::apply(std::string text) const {
   };
   std::string_view rest = text;
   while (remove_extra_ && !rest.empty()) {
+    stop();
     const auto step = next(rest);
     if (step.text != " ") break;
     rest.remove_prefix(step.consumed);
@@ -44,6 +49,7 @@ std::string SpmNormalizer::apply(std::string text) const {
   if (add_dummy_prefix_) out += space;
   bool after_space = remove_extra_;
   while (!rest.empty()) {
+    stop();
     const auto step = next(rest);
     std::string_view piece = step.text;
     while (after_space && piece.starts_with(' ')) piece.remove_prefix(1);
@@ -128,8 +134,10 @@ struct Pair {
 
 class SpmMerger {
  public:
-  SpmMerger(const SpmVocabulary& vocabulary, std::string_view text) : vocabulary_(vocabulary), text_(text) {
+  SpmMerger(const SpmVocabulary& vocabulary, std::string_view text, const StopCheck& stop)
+      : vocabulary_(vocabulary), text_(text), stop_(stop) {
     for (size_t i = 0; i < text.size();) {
+      stop_();
       const auto hit = vocabulary.user_defined.at(text, i);
       const size_t n = hit ? hit->length : std::max<size_t>(1, utf8_length(text, i));
       const auto index = static_cast<int32_t>(symbols_.size());
@@ -142,6 +150,7 @@ class SpmMerger {
 
   void run() {
     while (!queue_.empty()) {
+      stop_();
       const Pair top = queue_.top();
       queue_.pop();
       Symbol& left = at(top.left);
@@ -193,6 +202,7 @@ class SpmMerger {
 
   const SpmVocabulary& vocabulary_;
   std::string_view text_;
+  const StopCheck& stop_;
   std::vector<Symbol> symbols_;
   std::priority_queue<Pair> queue_;
   std::unordered_map<std::string_view, size_t> splits_;
@@ -200,13 +210,13 @@ class SpmMerger {
 
 }  // namespace
 
-void SpmBpe::encode(std::string_view text, std::vector<TokenId>& out) const {
-  SpmMerger merger(*vocabulary_, text);
+void SpmBpe::encode(std::string_view text, std::vector<TokenId>& out, const StopCheck& stop) const {
+  SpmMerger merger(*vocabulary_, text, stop);
   merger.run();
   merger.emit(out);
 }
 
-void SpmUnigram::encode(std::string_view text, std::vector<TokenId>& out) const {
+void SpmUnigram::encode(std::string_view text, std::vector<TokenId>& out, const StopCheck& stop) const {
   struct Best {
     float score = 0;
     size_t begin = std::string_view::npos;
@@ -223,6 +233,7 @@ void SpmUnigram::encode(std::string_view text, std::vector<TokenId>& out) const 
     }
   };
   for (size_t begin = 0; begin < text.size();) {
+    stop();
     const size_t character = std::max<size_t>(1, utf8_length(text, begin));
     bool single = false;
     for (size_t end = begin + character; end <= text.size() && end - begin <= vocabulary.longest();) {

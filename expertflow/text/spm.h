@@ -59,7 +59,9 @@ class CharsMap {
 class SpmNormalizer final : public Normalizer {
  public:
   SpmNormalizer(const SpmModel& model, std::string_view name);
-  std::string apply(std::string text) const override;
+  std::string apply(std::string text, const StopCheck& stop) const override;
+  /// Without rules and with white space kept nothing is dropped; rules may turn anything into nothing.
+  std::optional<size_t> most_shrinking() const override;
 
  private:
   std::unique_ptr<CharsMap> map_;
@@ -78,6 +80,10 @@ class SpmVocabulary {
   };
   const Entry* find(std::string_view text) const;
   size_t longest() const { return longest_; }
+  /// Nothing: a run of unknown characters becomes one token.
+  std::optional<size_t> most_bytes_per_token() const {
+    return bytes_.empty() ? std::nullopt : std::optional<size_t>(longest_);
+  }
   /// Appends what stands for a piece that is not in the vocabulary: its bytes, or one unk for a run of them.
   void append_unknown(std::string_view piece, bool& previous_unknown, std::vector<TokenId>& out) const;
 
@@ -95,7 +101,8 @@ class SpmVocabulary {
 class SpmBpe final : public WordModel {
  public:
   explicit SpmBpe(std::shared_ptr<const SpmVocabulary> vocabulary) : vocabulary_(std::move(vocabulary)) {}
-  void encode(std::string_view text, std::vector<TokenId>& out) const override;
+  void encode(std::string_view text, std::vector<TokenId>& out, const StopCheck& stop) const override;
+  std::optional<size_t> most_bytes_per_token(bool) const override { return vocabulary_->most_bytes_per_token(); }
 
  private:
   std::shared_ptr<const SpmVocabulary> vocabulary_;
@@ -105,7 +112,8 @@ class SpmBpe final : public WordModel {
 class SpmUnigram final : public WordModel {
  public:
   explicit SpmUnigram(std::shared_ptr<const SpmVocabulary> vocabulary) : vocabulary_(std::move(vocabulary)) {}
-  void encode(std::string_view text, std::vector<TokenId>& out) const override;
+  void encode(std::string_view text, std::vector<TokenId>& out, const StopCheck& stop) const override;
+  std::optional<size_t> most_bytes_per_token(bool) const override { return vocabulary_->most_bytes_per_token(); }
 
  private:
   std::shared_ptr<const SpmVocabulary> vocabulary_;

@@ -29,6 +29,7 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special) c
   return core_->decode(ids, skip_special);
 }
 
+std::optional<size_t> Tokenizer::most_bytes_per_token() const { return core_->most_bytes_per_token(); }
 size_t Tokenizer::vocab_size() const { return core_->parts().vocabulary->size(); }
 const std::string& Tokenizer::token_text(TokenId id) const {
   const Vocabulary& vocabulary = *core_->parts().vocabulary;

@@ -15,12 +15,14 @@
 
 #include "expertflow/base/ids.h"
 #include "expertflow/base/side_files.h"
+#include "expertflow/base/stop_check.h"
 
 namespace ef {
 
 struct EncodeOptions {
   bool add_special = true;    ///< what the tokenizer puts around a text (BOS, EOS)
   bool parse_special = true;  ///< special tokens written in the text become their ids; false: they are plain text
+  StopCheck stop{};           ///< looked at all along: encode() throws StoppedError soon after a stop is asked for
 };
 
 class TokenizerCore;
@@ -39,6 +41,9 @@ class Tokenizer {
   /// out.
   std::string decode(std::span<const TokenId> ids, bool skip_special = true) const;
 
+  /// A text of n bytes becomes at least n / this many tokens, whatever it says. Nothing where no such number exists:
+  /// white space that is dropped, say, takes any number of bytes and makes no token.
+  std::optional<size_t> most_bytes_per_token() const;
   size_t vocab_size() const;                        ///< largest id + 1, added tokens included
   const std::string& token_text(TokenId id) const;  ///< as in the vocabulary file; empty for ids without token
   std::optional<TokenId> find(std::string_view text) const;

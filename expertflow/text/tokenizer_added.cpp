@@ -66,11 +66,13 @@ void AddedTokens::add(const AddedToken& token, std::string text) {
   tokens_.push_back(token);
 }
 
-std::vector<AddedTokens::Section> AddedTokens::split(std::string_view text, bool parse_special) const {
+std::vector<AddedTokens::Section> AddedTokens::split(std::string_view text, bool parse_special,
+                                                     const StopCheck& stop) const {
   const LongestMatcher& matcher = parse_special ? all_ : plain_;
   std::vector<Section> sections;
   size_t done = 0;
   for (size_t i = 0; i < text.size() && !matcher.empty();) {
+    stop();
     const auto hit = matcher.at(text, i);
     if (!hit) {
       ++i;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "expertflow/base/ids.h"
+#include "expertflow/base/stop_check.h"
 
 namespace ef {
 
@@ -46,7 +47,7 @@ class AddedTokens {
     std::optional<TokenId> id;  ///< an added token; none: text
   };
   /// Covers the text with sections, leftmost longest. parse_special false: special tokens are text.
-  std::vector<Section> split(std::string_view text, bool parse_special) const;
+  std::vector<Section> split(std::string_view text, bool parse_special, const StopCheck& stop) const;
 
  private:
   std::vector<AddedToken> tokens_;

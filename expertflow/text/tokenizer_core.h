@@ -19,7 +19,10 @@ namespace ef {
 class WordModel {
  public:
   virtual ~WordModel() = default;
-  virtual void encode(std::string_view word, std::vector<TokenId>& out) const = 0;
+  virtual void encode(std::string_view word, std::vector<TokenId>& out, const StopCheck& stop) const = 0;
+  /// Bytes of a word that one token can stand for at most; nothing: there is no bound. byte_alphabet: words consist of
+  /// byte_to_printable's characters.
+  virtual std::optional<size_t> most_bytes_per_token(bool byte_alphabet) const = 0;
 };
 
 struct TokenizerParts {
@@ -42,16 +45,19 @@ class TokenizerCore {
   std::string token_to_bytes(TokenId id, bool at_start) const;
   std::string decode(std::span<const TokenId> ids, bool skip_special) const;
   bool is_special(TokenId id) const { return known(id) && special_[static_cast<size_t>(id)]; }
+  std::optional<size_t> most_bytes_per_token() const { return most_bytes_; }
   const TokenizerParts& parts() const { return parts_; }
 
  private:
   bool known(TokenId id) const { return parts_.vocabulary->contains(id); }
-  void encode_text(std::string_view text, bool at_text_start, std::vector<TokenId>& out) const;
+  void encode_text(std::string_view text, bool at_text_start, std::vector<TokenId>& out, const StopCheck& stop) const;
+  std::optional<size_t> find_most_bytes() const;
   DecoderToken decoder_token(TokenId id) const;
 
   TokenizerParts parts_;
   AddedTokens raw_, normalized_;       // matched before and after normalisation
   std::vector<bool> special_, added_;  // by id
+  std::optional<size_t> most_bytes_;
 };
 
 /// BPE as the model of a pipeline.
@@ -59,7 +65,12 @@ class BpeModel final : public WordModel {
  public:
   template <class... Args>
   explicit BpeModel(Args&&... args) : bpe_(std::forward<Args>(args)...) {}
-  void encode(std::string_view word, std::vector<TokenId>& out) const override { bpe_.encode(word, out); }
+  void encode(std::string_view word, std::vector<TokenId>& out, const StopCheck& stop) const override {
+    bpe_.encode(word, out, stop);
+  }
+  std::optional<size_t> most_bytes_per_token(bool byte_alphabet) const override {
+    return bpe_.most_bytes_per_token(byte_alphabet);
+  }
 
  private:
   Bpe bpe_;

@@ -12,7 +12,8 @@ namespace {
 class UnicodeForm final : public Normalizer {
  public:
   explicit UnicodeForm(NormalForm form) : form_(form) {}
-  std::string apply(std::string text) const override { return unicode_normalize(text, form_); }
+  std::string apply(std::string text, const StopCheck&) const override { return unicode_normalize(text, form_); }
+  std::optional<size_t> most_shrinking() const override { return kMostUnicodeShrinking; }
 
  private:
   NormalForm form_;
@@ -20,13 +21,15 @@ class UnicodeForm final : public Normalizer {
 
 class Lowercase final : public Normalizer {
  public:
-  std::string apply(std::string text) const override { return unicode_lower(text); }
+  std::string apply(std::string text, const StopCheck&) const override { return unicode_lower(text); }
+  std::optional<size_t> most_shrinking() const override { return kMostUnicodeShrinking; }
 };
 
 class Strip final : public Normalizer {
  public:
   Strip(bool left, bool right) : left_(left), right_(right) {}
-  std::string apply(std::string text) const override {
+  std::optional<size_t> most_shrinking() const override { return std::nullopt; }
+  std::string apply(std::string text, const StopCheck&) const override {
     size_t begin = 0;
     size_t end = 0;
     bool seen = false;
@@ -50,7 +53,8 @@ class Strip final : public Normalizer {
 class Prepend final : public Normalizer {
  public:
   explicit Prepend(std::string prefix) : prefix_(std::move(prefix)) {}
-  std::string apply(std::string text) const override { return text.empty() ? text : prefix_ + text; }
+  std::string apply(std::string text, const StopCheck&) const override { return text.empty() ? text : prefix_ + text; }
+  std::optional<size_t> most_shrinking() const override { return 1; }
 
  private:
   std::string prefix_;
@@ -59,7 +63,10 @@ class Prepend final : public Normalizer {
 class Replace final : public Normalizer {
  public:
   Replace(Pattern pattern, std::string content) : pattern_(std::move(pattern)), content_(std::move(content)) {}
-  std::string apply(std::string text) const override { return pattern_.replace(text, content_); }
+  std::string apply(std::string text, const StopCheck& stop) const override {
+    return pattern_.replace(text, content_, stop);
+  }
+  std::optional<size_t> most_shrinking() const override { return pattern_.most_shrinking(content_); }
 
  private:
   Pattern pattern_;
@@ -69,9 +76,21 @@ class Replace final : public Normalizer {
 class NormalizerSequence final : public Normalizer {
  public:
   explicit NormalizerSequence(std::vector<std::unique_ptr<Normalizer>> parts) : parts_(std::move(parts)) {}
-  std::string apply(std::string text) const override {
-    for (const auto& part : parts_) text = part->apply(std::move(text));
+  std::string apply(std::string text, const StopCheck& stop) const override {
+    for (const auto& part : parts_) {
+      stop();
+      text = part->apply(std::move(text), stop);
+    }
     return text;
+  }
+  std::optional<size_t> most_shrinking() const override {
+    size_t product = 1;
+    for (const auto& part : parts_) {
+      const auto one = part->most_shrinking();
+      if (!one) return std::nullopt;
+      product *= *one;
+    }
+    return product;
   }
 
  private:

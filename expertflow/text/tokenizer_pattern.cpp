@@ -1,5 +1,7 @@
 #include "expertflow/text/tokenizer_pattern.h"
 
+#include <algorithm>
+
 namespace ef {
 
 Pattern::Pattern(const fields::Node& node) {
@@ -17,8 +19,8 @@ Pattern::Pattern(const fields::Node& node) {
   }
 }
 
-std::vector<Regex::Match> Pattern::find_all(std::string_view text) const {
-  if (regex_) return regex_->find_all(text);
+std::vector<Regex::Match> Pattern::find_all(std::string_view text, const StopCheck& stop) const {
+  if (regex_) return regex_->find_all(text, stop);
   std::vector<Regex::Match> matches;
   if (literal_.empty()) return matches;
   for (size_t i = text.find(literal_); i != std::string_view::npos; i = text.find(literal_, i + literal_.size())) {
@@ -27,16 +29,21 @@ std::vector<Regex::Match> Pattern::find_all(std::string_view text) const {
   return matches;
 }
 
-std::string Pattern::replace(std::string_view text, std::string_view content) const {
+std::string Pattern::replace(std::string_view text, std::string_view content, const StopCheck& stop) const {
   std::string out;
   size_t done = 0;
-  for (const auto& [begin, end] : find_all(text)) {
+  for (const auto& [begin, end] : find_all(text, stop)) {
     out.append(text, done, begin - done);
     out += content;
     done = end;
   }
   out.append(text, done);
   return out;
+}
+
+std::optional<size_t> Pattern::most_shrinking(std::string_view content) const {
+  if (regex_ || (content.empty() && !literal_.empty())) return std::nullopt;
+  return literal_.empty() ? 1 : std::max<size_t>(1, (literal_.size() + content.size() - 1) / content.size());
 }
 
 }  // namespace ef

@@ -15,8 +15,10 @@ class Pattern {
   /// ModelError if the node is neither a string nor one of the two objects, or if the expression does not compile.
   explicit Pattern(const fields::Node& node);
   explicit Pattern(Regex regex) : regex_(std::move(regex)) {}
-  std::vector<Regex::Match> find_all(std::string_view text) const;
-  std::string replace(std::string_view text, std::string_view content) const;
+  std::vector<Regex::Match> find_all(std::string_view text, const StopCheck& stop) const;
+  std::string replace(std::string_view text, std::string_view content, const StopCheck& stop = {}) const;
+  /// How many times longer a match can be than `content`, rounded up; nothing: any number of times.
+  std::optional<size_t> most_shrinking(std::string_view content) const;
 
  private:
   std::string literal_;

@@ -21,6 +21,10 @@ void utf8_append(std::string& out, char32_t code_point);
 /// from_utf8_lossy).
 std::string utf8_lossy(std::string_view bytes);
 
+/// No text becomes more than so many times shorter, in bytes, by a normal form or by lower case: of all characters,
+/// what one is made of is at most so many times as long as it is.
+inline constexpr size_t kMostUnicodeShrinking = 4;
+
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 /// Linear but for sorting runs of combining marks (n log n), so that hostile text cannot stall it. Input must be well
 /// formed.

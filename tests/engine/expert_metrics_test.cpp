@@ -60,6 +60,31 @@ TEST(ExpertMetrics, AdviceComesWhereAFigureIsOutOfRange) {
   EXPECT_FALSE(find(all, "p99_latency").healthy) << "five times the usual";
 }
 
+// Every row, wherever it is out of range: what it names must be able to help there.
+TEST(ExpertMetrics, AdviceNamesNothingThatCannotHelp) {
+  ExpertMetrics m;
+  m.hits = 600, m.misses = 400;
+  m.prediction_hit_rate = 0.1;
+  m.expert_swap_rate = 0.9;
+  m.token_defer_rate = 0.9;
+  m.cache_utilization = 0.1;
+  m.p50_latency = 0.010, m.p99_latency = 0.050;
+  for (const auto& metric : health_of(m)) EXPECT_FALSE(metric.healthy) << metric.name;
+  m.distance = 1;
+  EXPECT_EQ(find(health_of(m), "prediction_hit_rate").advice.find("--prediction-horizon"), std::string::npos);
+  m.reads_ahead = false;  // nobody acts on a guess
+  EXPECT_TRUE(find(health_of(m), "prediction_hit_rate").healthy);
+  EXPECT_FALSE(find(health_of(m), "p99_latency").healthy);
+  m.reads_ahead = true, m.all_resident = true;
+  const auto full = health_of(m);
+  EXPECT_TRUE(find(full, "prediction_hit_rate").healthy);
+  EXPECT_TRUE(find(full, "expert_swap_rate").healthy);
+  EXPECT_FALSE(find(full, "p99_latency").healthy);
+  for (const auto& metric : full)
+    for (const char* useless : {"more memory", "--expert-memory", "quantize", "warm", "predict", "read from", "cold"})
+      EXPECT_EQ(metric.advice.find(useless), std::string::npos) << metric.name << ": " << metric.advice;
+}
+
 TEST(ExpertMetrics, LittleIsNotJudged) {
   ExpertMetrics m;
   m.hits = 10, m.misses = 90;

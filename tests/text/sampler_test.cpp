@@ -283,7 +283,7 @@ TEST(Sampler, ConfigErrorsNameFieldAndRange) {
 
   SamplerConfig c = plain();
   c.logit_bias = {{4, 1.f}};
-  EXPECT_EQ(error_of([&] { Sampler(c, 4); }), "logit_bias: token 4 is outside of the vocabulary of 4");
+  EXPECT_EQ(error_of([&] { Sampler(c, 4); }), "logit_bias: expected token ids of 0 to 3, found 4");
   c.logit_bias.clear();
   c.top_p = 2;
   EXPECT_THROW(c.validate<ConfigError>(), ConfigError);

@@ -3,7 +3,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source bench/bars/serve.sh
-if [ ! -e bench/peers/llamacpp/node_modules/node-llama-cpp/package.json ]; then
-  npm install --prefix bench/peers/llamacpp --no-save --omit=optional --ignore-scripts --no-audit --no-fund --loglevel=error >&2
-fi
+bench/peers/install
 node bench/bars/server/serve_peer.mjs

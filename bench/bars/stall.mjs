@@ -40,9 +40,9 @@ for (const report of real) {
     `${(100 * stall(report) / stall(real[0])).toFixed(0)} % of the first's`);
 }
 const ok = judged.length === 4 && on.length === 4 && ran.length === 4 && real.length === 4 && least >= 90 && leastOn >= 90 &&
-  helped.length > 0 && left.every((r) => waits(r) <= 1) && overlap < 1;
+  helped.length > 0 && left.every((r) => waits(r) <= 2) && overlap < 1;
 console.log(`bar stall: ${ok ? "ok" : "SHORT"}: at 40 % residency with overlap possible, next-use with the trained predictor ` +
   `at an adaptive distance waits ${least.toFixed(1)} % less than LRU on demand, ${leastOn.toFixed(1)} % under the engine's governor ` +
   `(90 asked for), on the worst of four texts; left to itself the governor helps ${helped.map(domain).join(", ")} and is off where ` +
-  `${Math.max(0, ...left.map(waits)).toFixed(2)} % of the time is waited (1 allowed)`);
+  `${Math.max(0, ...left.map(waits)).toFixed(2)} % of the time is waited (2 allowed, below which the governor tries nothing)`);
 process.exitCode = ok ? 0 : 1;

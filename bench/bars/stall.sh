@@ -2,7 +2,7 @@
 # Bar: at 40 % residency, where the link has the time (what LRU copies on demand takes less than the compute), copying
 # ahead by the bundled model's trained predictor at an adaptive distance waits at least 90 % less than LRU on demand: same
 # engine, same link. Judged are the replay's own rule and the engine's governor and regimes, with copies ahead asked for
-# (--async-prefetch on) and as they are by default (auto), which may leave them off only where at most 1 % of the time is
+# (--async-prefetch on) and as they are by default (auto), which may leave them off only where at most 2 % of the time is
 # waited. Other predictors stand in the same table. Last, what the engine waits on this machine's processor and disk: LRU on demand, the default policy on
 # demand, one layer ahead, and as it comes.
 set -euo pipefail

@@ -69,7 +69,7 @@ TEST_F(PredictorFile, HeadsThatStandAloneHaveEightBits) {
   read_gguf_header(std::make_shared<FileSource>(file_), directory);
   int eight = 0, four = 0;
   for (const TensorInfo& tensor : directory.tensors()) {
-    if (tensor.format == Format::kF32) continue;
+    if (tensor.format == Format::kF32 || tensor.format == Format::kF16) continue;  // vectors, and what no block fits
     const bool alone = tensor.name.starts_with("pre-attention.0.0.") || tensor.name.starts_with("pre-attention.1.1.");
     EXPECT_EQ(tensor.format, alone ? Format::kQ8_0 : Format::kQ4_0) << tensor.name;
     ++(alone ? eight : four);

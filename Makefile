@@ -17,7 +17,7 @@ SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 .DEFAULT_GOAL := release
 .PHONY: help bootstrap release demo test unit debug debug-threaded tsan sanitizers format format-check lint clean \
         tsan-threaded bar-fixtures bar-demo bar-memory bar-sanitizers bar-cpu-speed bar-cpu-bound bar-larger-than-memory \
-        bar-recall bar-predictor-cost bar-verify-isa bar-governor bar-replay bar-stall bar-distance bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix bar-dashboard peers
+        bar-recall bar-predictor-cost bar-verify-isa bar-governor bar-replay bar-stall bar-distance bar-gpu bar-e2e bar-soak bar-scheduling bar-fairness bar-serve-peer bar-prefix bar-dashboard measured peers
 
 help: ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,6 +141,9 @@ bar-governor: ## Prefetch never costs more than 2 %, and gains where copies and 
 
 bar-gpu: ## The CUDA backend on this machine's GPU: tests, sanitizers, speed beside bounds (GPU_FLAGS=--quick)
 	@bench/gpu/run $(GPU_FLAGS)
+
+measured: release ## Cache policies and predictors by measured token time (MEASURED_FLAGS="--link 500MB")
+	@node bench/replay/measured.mjs $(DEMO_MODEL) --predictor $(DEMO_MODEL:.gguf=.predictor.gguf) $(MEASURED_FLAGS)
 
 peers: release ## The bundled model under llama.cpp and expertflow, in turns
 	@bench/peers/run $(DEMO_MODEL)

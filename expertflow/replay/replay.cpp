@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <unordered_map>
 
 #include "expertflow/base/errors.h"
@@ -170,7 +171,7 @@ class Run {
   }
   void compute(LayerId layer, const TraceEvent& event, Duration each);
   void count_event(LayerId layer, const TraceEvent& event);
-  void judge_ahead(ExpertKey key);
+  std::optional<uint64_t> use_ahead(ExpertKey key);
   void end_step();
   double diversity() const;
   void change_link();
@@ -301,6 +302,8 @@ void Run::open(LayerId layer, const TraceEvent& event) {
 }
 
 void Run::count_event(LayerId layer, const TraceEvent& event) {
+  int used = 0;
+  uint64_t lead = std::numeric_limits<uint64_t>::max();
   for (const ExpertId expert : event.experts) {
     const ExpertKey key{layer, expert};
     ++out_.accesses;
@@ -315,8 +318,10 @@ void Run::count_event(LayerId layer, const TraceEvent& event) {
     } else {
       ++out_.misses;
     }
-    judge_ahead(key);
+    if (const auto layers = use_ahead(key)) ++used, lead = std::min(lead, *layers);
   }
+  // As the engine's Foresight: too early if even the last of them came earlier than the formula says the link needs.
+  for (; used > 0; --used) controller_.on_prefetch(lead <= uint64_t(controller_.formula()));
   // What was copied ahead for this event and is not wanted was one too many.
   for (auto& [key, unused] : unused_) {
     if (key.layer != layer || unused.judged) continue;
@@ -326,18 +331,20 @@ void Run::count_event(LayerId layer, const TraceEvent& event) {
   std::erase_if(named_, [&](const auto& entry) { return entry.first.layer == layer; });
 }
 
-// One that is asked for, if it was copied ahead. Late is no fault of the distance's being too large: the wait counts.
-void Run::judge_ahead(ExpertKey key) {
+// Of one that is asked for and was copied ahead: layers that it was there before; 0: it is on its way. Nothing of
+// others, and of what an earlier event has judged.
+std::optional<uint64_t> Run::use_ahead(ExpertKey key) {
+  if (const auto way = on_way_ahead_.find(key); way != on_way_ahead_.end()) {
+    way->second = true;
+    ++out_.ahead_used;
+    return 0;
+  }
   const auto there = unused_.find(key);
-  const auto way = on_way_ahead_.find(key);
-  if (there == unused_.end() && way == on_way_ahead_.end()) return;
-  if (way != on_way_ahead_.end()) way->second = true;
+  if (there == unused_.end()) return std::nullopt;
   ++out_.ahead_used;
-  const bool judged = there != unused_.end() && there->second.judged;
-  const bool too_early =
-      there != unused_.end() && layers_begun_ - there->second.arrived > uint64_t(std::max(distance_, 0)) + 1;
-  if (!judged) controller_.on_prefetch(!too_early);
-  if (there != unused_.end()) unused_.erase(there);
+  const Unused unused = there->second;
+  unused_.erase(there);
+  return unused.judged ? std::nullopt : std::optional(layers_begun_ - unused.arrived);
 }
 
 void Run::submit(std::span<const ExpertCache::Grant> grants, LayerId layer) {

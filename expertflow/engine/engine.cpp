@@ -185,8 +185,10 @@ PredictorChoice Engine::choose_predictor() const {
   }
 }
 
-// Where every expert finds room there is nothing to look ahead for.
+// Where every expert finds room there is nothing to look ahead for. What was asked for is checked all the same.
 void Engine::wire_foresight() {
+  PredictorChoice choice;
+  if (options_.predictor != "auto") choice = choose_predictor();
   if (!tiers_->tier) return;
   ExpertCache& cache = tiers_->tier->cache();
   ForesightOptions options = foresight_options(options_, config(), cache.geometry(), cache.pool_bytes());
@@ -199,7 +201,7 @@ void Engine::wire_foresight() {
     options.controller.layer_seconds = expected_layer_seconds();
   }
   options.governor.most_rows = std::min<int64_t>(options.governor.most_rows, state_->max_rows);
-  PredictorChoice choice = choose_predictor();
+  if (options_.predictor == "auto") choice = choose_predictor();
   tiers_->trained = std::move(choice.trained);
   const int horizon = options.horizon > 0 ? options.horizon : options.controller.most;
   tiers_->predictor = make_predictor(choice.name, {*model_, *backend_, options.governor.most_rows,

@@ -135,7 +135,10 @@ EngineLoop::EngineLoop(Engine& engine, const Tokenizer* tokenizer, const LoopOpt
   limits_.length = std::min<int64_t>(engine.context_length(), engine.config().context_length);
   runner_ = std::make_unique<Runner>(engine, limits_, options);
   scheduler_ = std::make_unique<Scheduler>(*runner_, options.scheduler, runner_.get());
-  runner_->on_step = [this] { count_queued(); };
+  runner_->on_step = [this] {
+    count_queued();
+    show_sequences();
+  };
   publish();
   thread_ = std::thread([this] { work(); });
 }
@@ -252,6 +255,15 @@ void EngineLoop::publish() {
   const std::lock_guard lock(mutex_);
   now.step_seconds = snapshot_.step_seconds;
   snapshot_ = std::move(now);
+}
+
+// A step may take seconds: whom it is for is seen while it runs.
+void EngineLoop::show_sequences() {
+  std::vector<Scheduler::Slot> slots = scheduler_->slots();
+  const std::lock_guard lock(mutex_);
+  snapshot_.slots = std::move(slots);
+  snapshot_.scheduler.running = scheduler_->running();
+  snapshot_.scheduler.waiting = scheduler_->waiting();
 }
 
 void EngineLoop::count_queued() {

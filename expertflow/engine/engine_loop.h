@@ -58,7 +58,7 @@ class EngineLoop {
   /// Why nothing can be computed any more: the device is lost, and requests are refused with DeviceLostError. Empty: it
   /// can.
   std::string lost() const;
-  /// As of the last step (or of the start).
+  /// As of the last step (or of the start); who runs and who waits as of the beginning of the one under way.
   Snapshot snapshot() const;
   /// Requests that wait for their first step.
   int queued() const;
@@ -76,6 +76,7 @@ class EngineLoop {
   void take_in();
   void publish();
   void count_queued();
+  void show_sequences();
   void remember(double step_seconds);
   void give_up();
 

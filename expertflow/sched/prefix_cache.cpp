@@ -62,7 +62,6 @@ int64_t PrefixCache::match(std::span<const TokenId> prompt) const {
 
 int64_t PrefixCache::attach(SequenceId sequence, std::span<const TokenId> prompt, Cursor& cursor) {
   const std::vector<uint64_t> found = path(prompt);
-  stats_.queried_tokens += prompt.size();
   cursor = {};
   if (found.empty()) return 0;
   const int64_t count = int64_t(found.size()), size = kv_.options().block_tokens, length = count * size;
@@ -79,7 +78,6 @@ int64_t PrefixCache::attach(SequenceId sequence, std::span<const TokenId> prompt
   }
   kv_.adopt(sequence, blocks);
   cursor = {found.back(), count};
-  stats_.hit_tokens += uint64_t(length);
   return length;
 }
 

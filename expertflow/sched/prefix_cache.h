@@ -36,6 +36,10 @@ class PrefixCache {
   int64_t match(std::span<const TokenId> prompt) const;
   /// The same, into an open sequence that holds nothing yet; cursor is where it then stands. Returns tokens.
   int64_t attach(SequenceId sequence, std::span<const TokenId> prompt, Cursor& cursor);
+  /// A prompt that was attached begins: once a request, however often it had to try.
+  void count(uint64_t prompt_tokens, int64_t found) {
+    stats_.queried_tokens += prompt_tokens, stats_.hit_tokens += uint64_t(found);
+  }
   /// Keeps the full blocks of a sequence that holds `tokens` (at least kv.length of them) beyond the cursor.
   void record(SequenceId sequence, std::span<const TokenId> tokens, Cursor& cursor);
 

@@ -121,7 +121,10 @@ bool Scheduler::start(Entry& entry) {
     close(entry);
     return false;
   }
-  if (!entry.started) entry.request.client->on_start(std::min(cached, entry.prompt_size()));
+  if (!entry.started) {
+    if (use_cache) prefix_->count(entry.tokens.size(), cached);
+    entry.request.client->on_start(std::min(cached, entry.prompt_size()));
+  }
   entry.started = true;
   return true;
 }

@@ -77,6 +77,28 @@ TEST(EngineLoop, TokensAreTheGoldenOnesWithOneAndWithEightNeighbours) {
     }
 }
 
+TEST(EngineLoop, WhoRunsIsSeenDuringTheFirstStep) {
+  auto engine = engine_of("mixtral", options_for(2));
+  EngineLoop* started = nullptr;
+  std::vector<EngineLoop::Snapshot> seen;  // written by the loop's thread before the answer ends
+  LoopOptions options;
+  options.before_step = [&](const Batch&) { seen.push_back(started->snapshot()); };
+  EngineLoop loop(*engine, nullptr, options, kQuiet);
+  started = &loop;
+  const GoldenCase c = goldens("mixtral").front();
+  Asked asked;
+  loop.submit({greedy(c.ids, 1)}, {asked.sink()});
+  asked.wait();
+  loop.stop();
+  ASSERT_EQ(seen.size(), 1u);
+  EXPECT_EQ(seen[0].scheduler.running, 1);
+  EXPECT_EQ(seen[0].scheduler.waiting, 0);
+  ASSERT_EQ(seen[0].slots.size(), 2u);
+  EXPECT_EQ(std::count_if(seen[0].slots.begin(), seen[0].slots.end(),
+                          [&](const auto& slot) { return slot.prompt_tokens == int64_t(c.ids.size()); }),
+            1);
+}
+
 TEST(EngineLoop, AWindowedModelSharesPrefixesExactly) {
   const auto cases = goldens("gpt_oss");
   auto engine = engine_of("gpt_oss", options_for(3));

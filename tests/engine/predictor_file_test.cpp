@@ -123,6 +123,12 @@ TEST_F(PredictorFile, AModelIsNoPredictorAndNamesAreChecked) {
             std::string::npos);
 }
 
+TEST_F(PredictorFile, WhatIsAskedForIsCheckedWhereEveryExpertFits) {
+  EngineOptions options = small_engine("100%");
+  options.predictor = "crystal-ball";
+  EXPECT_NE(message_of<ConfigError>([&] { engine_of("olmoe", options); }).find("gate-ahead"), std::string::npos);
+}
+
 // y = 0.3 exp(-0.5 t) + 0.6, exactly.
 TEST(DecayFit, FindsTheCurve) {
   std::vector<double> t, y;

@@ -137,7 +137,25 @@ TEST(Scheduler, PreemptionLosesNothing) {
     run_out(scheduler);
     for (const Job& job : jobs) expect_answer(job);
     EXPECT_GT(scheduler.stats().preemptions, 0u);
+    EXPECT_EQ(scheduler.stats().prefix.queried_tokens, prefix ? 40u : 0u) << "four prompts of ten, once each";
   }
+}
+
+// However often a prompt waits for room, it was looked up once, and what is said to be found is what it was told.
+TEST(Scheduler, LookupsAreCountedOnceARequest) {
+  FakeRunner runner(kv_of(64, 4), limits_of(32, 4, 64));
+  Scheduler scheduler(runner, options());
+  std::vector<Job> jobs;
+  for (int i = 0; i < 6; ++i) jobs.push_back(submit(scheduler, prompt_of(30, i % 2), 4));
+  run_out(scheduler);
+  uint64_t found = 0;
+  for (const Job& job : jobs) {
+    expect_answer(job);
+    found += uint64_t(job.client->starts.front());
+  }
+  EXPECT_GT(found, 0u);
+  EXPECT_EQ(scheduler.stats().prefix.hit_tokens, found);
+  EXPECT_EQ(scheduler.stats().prefix.queried_tokens, 180u);
 }
 
 TEST(Scheduler, E10_CancellingFreesTheSlotWithinOneStep) {

@@ -294,6 +294,17 @@ struct RoutedExpertsArgs {
   float add_scale = 1.f;
 };
 
+/// A layer of grouped-query attention and routed experts, in this order: norm_linear of q, k and v, attend, linear_add
+/// of o, norm_route, routed_experts. All normalise and add to the same x.
+struct LayerArgs {
+  NormArgs norm;
+  LinearOut q, k, v;
+  AttendArgs attend;
+  LinearAddArgs o;
+  NormRouteArgs route;
+  RoutedExpertsArgs experts;
+};
+
 /// The `top` largest of each row, falling; among equals the lower index first. NaN stands above all.
 struct TopArgs {
   int64_t rows = 0, width = 0;
@@ -385,6 +396,13 @@ class Backend : public MemoryOwner {
   /// What routed_experts() knows a layer's experts by.
   virtual Buffer expert_table(std::span<const ExpertView>, Stream&);
   virtual void routed_experts(Stream&, const RoutedExpertsArgs&);
+
+  /// Layers one after the other. Where the backend takes them as a whole, only x and the KV cache are defined
+  /// afterwards, not what the ops hand on (projections, logits, choices). most_layer_rows(): steps with more rows need
+  /// not be asked about.
+  virtual int64_t most_layer_rows() const { return 0; }
+  virtual bool takes_layers(std::span<const LayerArgs>) const { return false; }
+  virtual void layers(Stream&, std::span<const LayerArgs>);
 
   /// How many of the largest logits top() finds; 0 where it pays to hand all logits to the host.
   virtual int most_top() const { return 0; }

@@ -63,6 +63,17 @@ void Backend::routed_experts(Stream&, const RoutedExpertsArgs&) {
   fail<DeviceError>("{}: routed experts: this backend does not route on the device", name());
 }
 
+void Backend::layers(Stream& stream, std::span<const LayerArgs> all) {
+  for (const LayerArgs& a : all) {
+    const LinearOut outs[] = {a.q, a.k, a.v};
+    norm_linear(stream, {a.norm, outs});
+    attend(stream, a.attend);
+    linear_add(stream, a.o);
+    norm_route(stream, a.route);
+    routed_experts(stream, a.experts);
+  }
+}
+
 void Backend::top(Stream&, const TopArgs&) {
   fail<DeviceError>("{}: top: this backend leaves the choice of tokens to the host", name());
 }

@@ -41,18 +41,14 @@ NormArgs block_norm(Site& s) {
 }
 
 // state.x += the block's output.
-void project_out(Site& s, const float* heads_out) {
+LinearAddArgs project_out(Site& s, const float* heads_out) {
   State& st = s.c.state;
-  s.c.backend.linear_add(s.c.stream,
-                         {{s.w.o, s.w.o_bias, s.rows(), heads_out, st.block_out}, st.x, s.config.residual_scale});
+  return {{s.w.o, s.w.o_bias, s.rows(), heads_out, st.block_out}, st.x, s.config.residual_scale};
 }
 
-void grouped_query(Site& s) {
-  StepContext& c = s.c;
-  State& st = c.state;
+AttendArgs grouped_query_attend(Site& s) {
+  State& st = s.c.state;
   const Config& config = s.config;
-  const LinearOut outs[] = {{s.w.q, s.w.q_bias, st.q}, {s.w.k, s.w.k_bias, st.k}, {s.w.v, s.w.v_bias, st.v}};
-  c.backend.norm_linear(c.stream, {block_norm(s), outs});
   AttendArgs a = attend_args(s, st.q, st.k, st.v);
   if (config.qk_norm != QkNorm::kNone) a.q_norm = s.w.q_norm, a.k_norm = s.w.k_norm;
   a.norm_whole = config.qk_norm == QkNorm::kWhole;
@@ -61,8 +57,16 @@ void grouped_query(Site& s) {
   if (config.rope.kind != RopeKind::kNone) a.rotary = config.rope.rotary_dim;
   a.interleaved = config.rope.interleaved;
   a.cos = st.inputs.cos, a.sin = st.inputs.sin;
-  c.backend.attend(c.stream, a);
-  project_out(s, st.attn);
+  return a;
+}
+
+void grouped_query(Site& s) {
+  StepContext& c = s.c;
+  const LayerArgs a = grouped_query_args(c, s.layer, s.batch);
+  const LinearOut outs[] = {a.q, a.k, a.v};
+  c.backend.norm_linear(c.stream, {a.norm, outs});
+  c.backend.attend(c.stream, a.attend);
+  c.backend.linear_add(c.stream, a.o);
 }
 
 // Multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434, section 2.1): queries are moved into
@@ -100,10 +104,21 @@ void latent(Site& s) {
   c.backend.attend(c.stream, attend_args(s, st.q_latent, st.k, nullptr));
   c.backend.head_linear(c.stream, {s.w.v_b, s.rows(), heads, st.attn, int64_t(heads) * m.kv_lora, m.kv_lora,
                                    st.heads_out, int64_t(heads) * m.v_dim, m.v_dim});
-  project_out(s, st.heads_out);
+  c.backend.linear_add(c.stream, project_out(s, st.heads_out));
 }
 
 }  // namespace
+
+LayerArgs grouped_query_args(StepContext& c, LayerId layer, const BatchView& batch) {
+  Site s{c, c.model.config, c.model.weights.layers[size_t(layer)], layer, batch};
+  State& st = c.state;
+  LayerArgs a;
+  a.norm = block_norm(s);
+  a.q = {s.w.q, s.w.q_bias, st.q}, a.k = {s.w.k, s.w.k_bias, st.k}, a.v = {s.w.v, s.w.v_bias, st.v};
+  a.attend = grouped_query_attend(s);
+  a.o = project_out(s, st.attn);
+  return a;
+}
 
 void attention_block(StepContext& c, LayerId layer, const BatchView& batch) {
   const Config& config = c.model.config;

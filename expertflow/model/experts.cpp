@@ -136,6 +136,12 @@ class AllResident final : public Experts {
   }
   const DriftStats* drift() const override { return &drift_.stats(); }
 
+  std::optional<RoutedExpertsArgs> whole(LayerId layer) const override {
+    const Layer& l = layers_[size_t(layer)];
+    if (!l.table || drift_.exact(layer) || drift_.wants(layer)) return {};
+    return args_of(l);
+  }
+
   void reserve(int64_t rows) override {
     const uint64_t bytes = all_resident_scratch_bytes(config_, rows);
     if (expert_out_.size() >= bytes) return;

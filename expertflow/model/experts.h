@@ -2,6 +2,7 @@
 // cache.
 #pragma once
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -41,6 +42,8 @@ class Experts {
   /// if an expert cannot be had; the step then fails and the object stays usable.
   virtual void run(LayerId layer, const float* x, const RoutingView& routing, const ExpertsOut& out,
                    Stream& stream) = 0;
+  /// run() as one op of the backend, all but rows, x, choices and results; nothing where it does more than that.
+  virtual std::optional<RoutedExpertsArgs> whole(LayerId /*layer*/) const { return {}; }
   /// Takes what run() needs beside the experts in steps of so many rows, so that it takes nothing later.
   virtual void reserve(int64_t /*rows*/) {}
   /// Whether run() leaves the host out, so that a stream can record it. `rows`: of the step.

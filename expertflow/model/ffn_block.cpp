@@ -57,12 +57,17 @@ NormArgs block_norm(const Config& config, const LayerWeights& w, const State& st
   return {config.norm, rows, config.hidden, config.norm_eps, w.ffn_norm, w.ffn_norm_bias, st.x, st.normed};
 }
 
-void moe(StepContext& c, LayerId layer, const LayerWeights& w, int64_t rows) {
+NormRouteArgs route_args(StepContext& c, const LayerWeights& w, int64_t rows) {
   State& st = c.state;
   const Config& config = c.model.config;
   const RouteRows r{rows, st.normed, st.router_logits, st.router_ids, st.router_weights};
-  c.backend.norm_route(c.stream, {block_norm(config, w, st, rows), w.router, w.router_bias, st.router_logits,
-                                  router_args(config, w, r)});
+  return {block_norm(config, w, st, rows), w.router, w.router_bias, st.router_logits, router_args(config, w, r)};
+}
+
+void moe(StepContext& c, LayerId layer, const LayerWeights& w, int64_t rows) {
+  State& st = c.state;
+  const Config& config = c.model.config;
+  c.backend.norm_route(c.stream, route_args(c, w, rows));
   const RoutingView routing{rows, config.router.top_k, st.router_ids, st.router_weights};
   if (c.observer) {
     observe_residual(c, layer, true, rows);
@@ -101,6 +106,21 @@ void observe_residual(StepContext& c, LayerId layer, bool routed, int64_t rows) 
 void route_rows(const Config& config, const LayerWeights& layer, Backend& backend, Stream& stream, const RouteRows& r) {
   backend.linear(stream, {layer.router, layer.router_bias, r.rows, r.normed, r.logits});
   backend.route(stream, router_args(config, layer, r));
+}
+
+std::optional<LayerArgs> whole_layer(StepContext& c, LayerId layer, const BatchView& batch) {
+  const Config& config = c.model.config;
+  const State& st = c.state;
+  if (c.observer || config.latent || config.shared_ffn > 0 || !config.layers[size_t(layer)].sparse) return {};
+  const std::optional<RoutedExpertsArgs> experts = c.experts.whole(layer);
+  if (!experts) return {};
+  LayerArgs a = grouped_query_args(c, layer, batch);
+  a.route = route_args(c, c.model.weights.layers[size_t(layer)], batch.rows);
+  a.experts = *experts;
+  a.experts.rows = batch.rows, a.experts.x = st.normed;
+  a.experts.ids = st.router_ids, a.experts.weights = st.router_weights;
+  a.experts.out = st.block_out, a.experts.add_to = st.x, a.experts.add_scale = config.residual_scale;
+  return a;
 }
 
 void ffn_block(StepContext& c, LayerId layer, int64_t rows) {

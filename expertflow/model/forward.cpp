@@ -183,10 +183,28 @@ class Recording {
   Stream* stream_;
 };
 
+// All layers at once, where the backend has a way to do that.
+bool run_whole_layers(StepContext& c, int64_t rows, const std::vector<BatchView>& views) {
+  if (rows > c.backend.most_layer_rows()) return false;
+  std::vector<LayerArgs> all;
+  for (size_t l = 0; l < c.model.config.layers.size(); ++l) {
+    const auto layer = whole_layer(c, LayerId(l), views[size_t(c.kv.group_of(LayerId(l)))]);
+    if (!layer) return false;
+    all.push_back(*layer);
+  }
+  if (!c.backend.takes_layers(all)) return false;
+  c.backend.layers(c.stream, all);
+  return true;
+}
+
 void run_layers(StepContext& c, const Rows& rows, const std::vector<BatchView>& views, int top) {
   const Config& config = c.model.config;
   const int64_t n = int64_t(rows.tokens.size());
   c.backend.embed(c.stream, c.model.weights.embed, c.state.inputs.token, n, config.embedding_scale, c.state.x);
+  if (run_whole_layers(c, n, views)) {
+    head(c, rows, top);
+    return;
+  }
   if (c.observer) c.observer->on_step(rows.tokens, rows.sequence, rows.position);
   for (size_t l = 0; l < config.layers.size(); ++l) {
     if (c.observer) c.observer->on_layer(LayerId(l));

@@ -153,6 +153,7 @@ const char* cudaGetErrorName(cudaError_t error) {
     EF_NAME(cudaErrorInvalidValue)
     EF_NAME(cudaErrorMemoryAllocation)
     EF_NAME(cudaErrorInvalidConfiguration)
+    EF_NAME(cudaErrorCooperativeLaunchTooLarge)
     EF_NAME(cudaErrorInvalidDevice)
     EF_NAME(cudaErrorInvalidResourceHandle)
     EF_NAME(cudaErrorIllegalState)
@@ -224,6 +225,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       return *value = p.minor, cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
       return *value = int(p.sharedMemPerMultiprocessor), cudaSuccess;
+    case cudaDevAttrCooperativeLaunch:
+      return *value = 1, cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       return *value = int(p.sharedMemPerBlockOptin), cudaSuccess;
   }
@@ -498,6 +501,8 @@ cudaError_t submit(Launch launch, cudaStream_t stream) {
       uint64_t(block.x) * block.y * block.z > 1024)
     return report(cudaErrorInvalidConfiguration);
   if (launch.shared > kMostShared) return report(cudaErrorInvalidValue);
+  if (launch.together && uint64_t(grid.x) * grid.y * grid.z > kMultiprocessors)
+    return report(cudaErrorCooperativeLaunchTooLarge);
   if (const cudaError_t error = fault_of(Call::kLaunch)) return error;
   return queue(stream, [launch = std::move(launch)] { run(launch); });
 }

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -18,8 +19,11 @@ namespace {
 constexpr unsigned char kFresh = 0xff;
 constexpr size_t kBehind = 1024;
 // At an odd multiple of 16 bytes: kernels are promised no more.
-alignas(128) unsigned char g_memory[16 + kMostShared + kBehind];
-unsigned char* const g_dynamic = g_memory + 16;
+struct alignas(128) Memory {
+  unsigned char bytes[16 + kMostShared + kBehind];
+};
+std::vector<std::unique_ptr<Memory>> g_memories;  // of blocks that run together
+unsigned char* g_dynamic = nullptr;
 
 using Variable = std::span<unsigned char>;
 
@@ -58,6 +62,11 @@ std::vector<Variable> g_used;  // by the launch that runs
 }  // namespace
 
 void* dynamic_shared() { return g_dynamic; }
+
+void choose_shared(size_t place) {
+  while (g_memories.size() <= place) g_memories.push_back(std::make_unique<Memory>());
+  g_dynamic = g_memories[place]->bytes + 16;
+}
 
 void fill_shared(size_t dynamic_bytes, uint64_t block) {
   std::memset(g_dynamic, kFresh, dynamic_bytes + kBehind);

@@ -175,6 +175,12 @@ class CudaBackend final : public Backend {
     return cuda::expert_table(*this, experts, of(s));
   }
   void routed_experts(Stream& s, const RoutedExpertsArgs& a) override { use(), fast_.routed_experts(of(s), a); }
+  int64_t most_layer_rows() const override { return invariant_ ? 0 : 1; }
+  bool takes_layers(std::span<const LayerArgs> all) const override { return !invariant_ && fast_.takes_layers(all); }
+  void layers(Stream& s, std::span<const LayerArgs> all) override {
+    if (!takes_layers(all)) return Backend::layers(s, all);
+    use(), fast_.layers(of(s), all);
+  }
   int tune(Stream& s, std::span<const LinearArgs> products, std::span<const RoutedExpertsArgs> routed,
            const std::filesystem::path& file) override {
     if (invariant_) return 0;

@@ -20,6 +20,8 @@ class Fast {
   void norm_route(CudaStream&, const NormRouteArgs&) const;
   void attend(CudaStream&, const AttendArgs&) const;
   void routed_experts(CudaStream&, const RoutedExpertsArgs&) const;
+  bool takes_layers(std::span<const LayerArgs>) const;
+  void layers(CudaStream&, std::span<const LayerArgs>) const;
   int tune(CudaStream&, std::span<const LinearArgs>, std::span<const RoutedExpertsArgs>,
            const std::filesystem::path& file);
 

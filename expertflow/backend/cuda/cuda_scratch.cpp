@@ -3,6 +3,7 @@
 
 #include "expertflow/backend/cuda/cuda_ops.h"
 #include "expertflow/backend/cuda/device/fast.h"
+#include "expertflow/backend/cuda/device/layers.h"
 #include "expertflow/backend/cuda_backend.h"
 
 namespace ef {
@@ -59,6 +60,15 @@ uint64_t attend_bytes(const StepShape& s) {
   return most;
 }
 
+uint64_t layers_bytes(const StepShape& s) {
+  if (s.latent) return 0;
+  LayersParams p;
+  p.hidden = int(s.hidden), p.heads = s.heads, p.kv_heads = s.kv_heads, p.head_dim = s.k_dim, p.ffn = int(s.ffn);
+  p.block_tokens = 1, p.count = 1;
+  p.route.experts = s.experts, p.route.top_k = s.top_k;
+  return layers_scratch(p);
+}
+
 }  // namespace
 }  // namespace cuda
 
@@ -66,7 +76,7 @@ uint64_t cuda_scratch_bytes(const StepShape& shape, const CudaOptions& options) 
   using namespace cuda;
   const uint64_t exact = exact_experts_bytes(shape);
   if (options.batch_invariant) return std::max(exact, exact_attention_bytes(shape));
-  return std::max({exact, gemm_bytes(shape), routed_bytes(shape), attend_bytes(shape)});
+  return std::max({exact, gemm_bytes(shape), routed_bytes(shape), attend_bytes(shape), layers_bytes(shape)});
 }
 
 }  // namespace ef

@@ -27,6 +27,7 @@ cudaError_t launch(void (*kernel)(P...), const Shape& shape, emulated::StreamHer
   emulated::Launch launch;
   launch.grid = shape.grid, launch.block = shape.block, launch.shared = shape.shared;
   launch.early = shape.start == Start::kEarly && starts_early() && !launch_watch();
+  launch.together = shape.together;
   launch.where = to.where;
   launch.run = [kernel, copies = std::tuple<P...>(P(args)...)] { std::apply(kernel, copies); };
   return watched(reinterpret_cast<const void*>(kernel), to.stream,

@@ -15,7 +15,8 @@ namespace ef::cuda {
 struct DeviceTraits {
   int capability = 0;  ///< 90 for compute capability 9.0
   int multiprocessors = 0;
-  int shared_bytes = 0;  ///< of shared memory, that a block may ask for
+  int shared_bytes = 0;      ///< of shared memory, that a block may ask for
+  bool blocks_meet = false;  ///< blocks that are all there at once may wait for each other (Shape::together)
 };
 const DeviceTraits& device_traits();
 
@@ -28,6 +29,7 @@ struct Shape {
   dim3 grid, block;
   size_t shared = 0;  ///< bytes of dynamic shared memory
   Start start = Start::kAfter;
+  bool together = false;  ///< all blocks run at once, or it is an error
 };
 
 // Asks for memory that will be read later, whatever earlier kernels do: weights alone. All threads of the block.
@@ -75,10 +77,16 @@ cudaError_t launch(void (*kernel)(P...), const Shape& shape, cudaStream_t stream
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid, config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared, config.stream = stream;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  if (shape.start == Start::kEarly && starts_early() && !launch_watch()) config.attrs = &early, config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (shape.start == Start::kEarly && starts_early() && !launch_watch()) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.together) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
+    attributes[config.numAttrs++].val.cooperative = 1;
+  }
   return watched(reinterpret_cast<const void*>(kernel), stream,
                  [&] { return cudaLaunchKernelEx(&config, kernel, P(args)...); });
 }

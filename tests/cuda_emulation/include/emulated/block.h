@@ -38,6 +38,9 @@ void end_copy_group();
 /// Until at most `pending` groups are under way.
 void wait_for_copies(int pending);
 
+/// In a launch whose blocks run together: this thread looks again later for what another block is to write.
+void let_other_blocks();
+
 /// A kernel that is launched early has to say in every block that it waits for those before it.
 void wait_for_earlier();
 
@@ -47,7 +50,7 @@ void wait_for_earlier();
 struct Launch {
   dim3 grid, block;
   size_t shared = 0;
-  bool early = false;
+  bool early = false, together = false;
   Place where;                ///< of the launch: names the kernel in messages
   std::function<void()> run;  ///< the kernel with its arguments, once a thread
 };

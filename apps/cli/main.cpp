@@ -53,6 +53,7 @@ int parse_and_run(int argc, char** argv) {
     CLI::App& command = *app.get_subcommand(arguments[0]);
     if (command.get_option_no_throw("--config")) ef::cli::apply_config(command, config);
   }
+  if (!arguments.empty()) ef::cli::apply_environment(app, arguments);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {
     app.parse(arguments);

@@ -46,10 +46,10 @@ int horizon_of(const std::string& text, int layers) {
   return ahead;
 }
 
-TrainPredictorOptions training_options(const TrainCommand& o, const Config& config) {
+TrainPredictorOptions training_options(const TrainCommand& o, int layers) {
   TrainPredictorOptions t;
   t.max_tokens = o.max_tokens;
-  t.heads.distance = horizon_of(o.engine.prediction_horizon, int(config.layers.size()));
+  t.heads.distance = horizon_of(o.engine.prediction_horizon, layers);
   t.heads.hybrid = t.heads.pre_attention = false;
   std::stringstream list(o.kinds);
   for (std::string kind; std::getline(list, kind, ',');) {
@@ -66,6 +66,9 @@ TrainPredictorOptions training_options(const TrainCommand& o, const Config& conf
     else
       fail<ConfigError>("--kinds: expected hybrid, pre-attention, linear, low-rank and forest, found \"{}\"", kind);
   }
+  const TrainHeadsOptions& h = t.heads;
+  EF_CHECK(h.hybrid || h.linear || h.pre_attention || h.low_rank || h.forest, ConfigError,
+           "--kinds: expected at least one, found none");
   return t;
 }
 
@@ -119,19 +122,21 @@ int run_train(const TrainCommand& o) {
   o.common.check();
   EF_CHECK(!o.text.empty(), ConfigError, "--text: expected files to train on, found none");
   EF_CHECK(!o.out.empty(), ConfigError, "--output: expected the file to write, found none");
-  EF_CHECK(o.force || !fs::exists(o.out), ConfigError, "--output {}: the file is there already (--force replaces it)",
-           o.out);
   EF_CHECK(o.max_tokens >= 256, ConfigError, "--max-tokens: expected at least 256, found {}", o.max_tokens);
   EF_CHECK(o.eval_tokens >= 0, ConfigError, "--eval-tokens: expected 0 or more, found {}", o.eval_tokens);
   const FormatInfo* format = find_format(o.format);
   EF_CHECK(format && format->quantize, ConfigError,
            "--format: expected F32, F16, Q8_0, Q6_K, Q5_K, Q4_K, Q5_0 or Q4_0, found \"{}\"", o.format);
+  (void)training_options(o, 1);  // what is wrong in any model
+  EF_CHECK(o.force || !fs::exists(o.out), ConfigError, "--output {}: the file is there already (--force replaces it)",
+           o.out);
+  check_output("--output", o.out);
   const auto log = o.common.make_log();
   EngineOptions engine_options = o.engine;
   engine_options.prediction_horizon = "0";
   if (engine_options.ctx_size == -1) engine_options.ctx_size = 1024;
   auto files = open_model(o.common.model);
-  const TrainPredictorOptions options = training_options(o, files->config);
+  const TrainPredictorOptions options = training_options(o, int(files->config.layers.size()));
   const auto tokenizer = load_tokenizer(files->checkpoint);
   EF_CHECK(tokenizer.has_value(), ModelError, "{}: training needs a tokenizer, the model brings none", o.common.model);
   std::vector<NamedText> texts, held_out;
@@ -156,8 +161,10 @@ int run_train(const TrainCommand& o) {
   std::string stage;
   TrainedPredictor trained =
       train_predictor(*engine, texts, options, [&](const char* what, uint64_t done, uint64_t total) {
-        if (stage != what)
-          progress = std::make_unique<Progress>(stage = what, o.common.quiet, stage == "training" ? "heads" : "tokens");
+        if (stage != what) {
+          stage = what;
+          progress = std::make_unique<Progress>(stage, o.common.quiet, stage == "training" ? "heads" : "tokens");
+        }
         (*progress)(done, total);
       });
   progress.reset();

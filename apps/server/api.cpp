@@ -133,9 +133,10 @@ Api::Api(const ServerOptions& options, const Log& log, std::shared_ptr<Tracer> t
       tracer_(std::move(tracer)),
       reading_(checked_threads(options), std::max(1, options.max_queue)) {
   if (!tracer_) tracer_ = std::make_shared<Tracer>(nullptr, 0, real_trace_sources());
-  for (const std::string& list : options.api_key) {
-    std::vector<std::string> keys = split(list, ',');
-    EF_CHECK(!keys.empty(), ConfigError, "--api-key: expected a key or several, found \"{}\"", list);
+  for (const std::string& lines : options.api_key) {
+    // As in the file: no header has a line break.
+    std::vector<std::string> keys = split(lines, '\n');
+    EF_CHECK(!keys.empty(), ConfigError, "--api-key: expected a key, found \"{}\"", lines);
     for (std::string& key : keys) keys_.push_back(std::move(key));
   }
   if (!options.api_key_file.empty()) {
@@ -150,6 +151,13 @@ Api::Api(const ServerOptions& options, const Log& log, std::shared_ptr<Tracer> t
              options.api_key_file);
   }
   origins_ = split(options.cors_origins, ',');
+  for (const std::string& origin : origins_) {
+    // What browsers send: scheme://host:port, or null where a page has none.
+    const size_t host = origin.find("://");
+    EF_CHECK(origin == "*" || origin == "null" ||
+                 (host != origin.npos && host + 3 < origin.size() && origin.find('/', host + 3) > origin.size()),
+             ConfigError, "--cors-origins: expected https://host:port and the like, or *, found \"{}\"", origin);
+  }
 }
 
 void Api::set_model(std::shared_ptr<ServedModel> model) { std::atomic_store(&model_, std::move(model)); }
@@ -225,8 +233,9 @@ void Api::guarded(const Call& call, const std::function<void()>& work) const {
     const ApiError api = stopped ? shutting_down() : to_api_error(error);
     if (api.status >= 500 && !stopped) {
       if (call.trace) call.trace->failed(error.what());
-      // Of a lost device the loop has spoken, and this is every request from then on.
-      if (!dynamic_cast<const DeviceLostError*>(&error))
+      // Of a lost device the loop has spoken, and this is every request from then on; of loading the log has.
+      const bool loading = api.status == 503 && !draining_ && !std::atomic_load(&model_);
+      if (!loading && !dynamic_cast<const DeviceLostError*>(&error))
         log_.warn("{} {}: {}{}", call.request.method, call.request.path, error.what(),
                   call.trace ? fmt::format(" (trace {})", call.trace->trace_id()) : "");
     }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 namespace ef::server {
 
 void write_scheduler_metrics(Exposition& out, const EngineLoop::Snapshot& snapshot) {
@@ -147,9 +149,9 @@ void write_memory_metrics(Exposition& out, const Engine& engine, const Scheduler
   out.gauge("expertflow:expert_memory_all_bytes", "What all experts would take.", double(plan.expert_total));
   const double kv = double(plan.kv_bytes);
   const char* kv_help = "KV cache by who holds it, by the blocks of full attention.";
-  out.gauge("expertflow:kv_cache_bytes", kv_help, kv * scheduler.kv_used, label("held_by", "requests"));
-  out.gauge("expertflow:kv_cache_bytes", kv_help, kv * scheduler.kv_kept, label("held_by", "prefix_cache"));
-  out.gauge("expertflow:kv_cache_bytes", kv_help, kv * (1 - scheduler.kv_used - scheduler.kv_kept),
+  out.gauge("expertflow:kv_cache_bytes", kv_help, std::round(kv * scheduler.kv_used), label("held_by", "requests"));
+  out.gauge("expertflow:kv_cache_bytes", kv_help, std::round(kv * scheduler.kv_kept), label("held_by", "prefix_cache"));
+  out.gauge("expertflow:kv_cache_bytes", kv_help, std::round(kv * (1 - scheduler.kv_used - scheduler.kv_kept)),
             label("held_by", "nobody"));
   for (const PlanPart& part : plan.parts)
     out.gauge("expertflow:memory_planned_bytes", "Memory by region and part, as planned before loading.",

@@ -16,11 +16,13 @@ void LatestValues::add(double value) {
   sum_ += value;
 }
 
-LatencyReport::LatencyReport(const SlaOptions& options) : options_(options) {
-  EF_CHECK(options.ttft > 0, ConfigError, "--sla-ttft: expected more than 0 seconds, found {}", options.ttft);
-  EF_CHECK(options.itl > 0, ConfigError, "--sla-itl: expected more than 0 seconds, found {}", options.itl);
-  EF_CHECK(options.cold >= 0, ConfigError, "--cold: expected 0 or more requests, found {}", options.cold);
+void SlaOptions::check() const {
+  EF_CHECK(ttft > 0, ConfigError, "--sla-ttft: expected more than 0 seconds, found {}", ttft);
+  EF_CHECK(itl > 0, ConfigError, "--sla-itl: expected more than 0 seconds, found {}", itl);
+  EF_CHECK(cold >= 0, ConfigError, "--cold: expected 0 or more requests, found {}", cold);
 }
+
+LatencyReport::LatencyReport(const SlaOptions& options) : options_(options) { options.check(); }
 
 void LatencyReport::on_start(const CompletionTimes& times) {
   const std::lock_guard lock(mutex_);

@@ -14,6 +14,8 @@ struct SlaOptions {
   double ttft = 1;   ///< seconds to the first token that an answer may take
   double itl = 0.1;  ///< seconds between its tokens, on average over the answer
   int cold = 32;     ///< requests that count as cold: the first so many that began
+
+  void check() const;  ///< ConfigError naming the flag for what is out of range
 };
 
 /// The latest values, so many at most.

@@ -91,6 +91,7 @@ std::shared_ptr<Tracer> make_tracer(const ServerOptions& o, const Clock& clock, 
 
 int serve(const ModelSources& sources, const ServerOptions& options, const Log& log, const EngineMaker& make_engine) {
   const HttpOptions http = http_options(options);
+  check_serving(sources, options);
   const Signals signals;  // before anything that starts threads: they inherit what is blocked
   const SteadyClock clock;
   Api api(options, log, make_tracer(options, clock, log));

@@ -64,7 +64,25 @@ BatchAdvice advice_for(const Engine& engine) {
   return batch_advice(f);
 }
 
+LoopOptions loop_options(const ModelSources& sources, const ServerOptions& options) {
+  LoopOptions loop;
+  loop.scheduler = sources.scheduler;
+  loop.max_queue = options.max_queue;
+  loop.before_step = sources.before_step;
+  return loop;
+}
+
 }  // namespace
+
+void check_serving(const ModelSources& sources, const ServerOptions& options) {
+  options.sla().check();
+  loop_options(sources, options).check();
+  (void)settled(sources.engine);
+  // What requests begin with, too: a server that starts answers.
+  sources.sampling.validate<ConfigError>();
+  EF_CHECK(sources.sampling.temperature >= 0, ConfigError, "temperature: expected 0 to 100, found {}",
+           sources.sampling.temperature);
+}
 
 void ServedModel::stop() {
   loop->stop();
@@ -74,15 +92,12 @@ void ServedModel::stop() {
 std::shared_ptr<ServedModel> load_served_model(
     const ModelSources& sources, const ServerOptions& options, const Log& log,
     const std::function<std::unique_ptr<Engine>(std::unique_ptr<ModelFiles>, const EngineOptions&)>& make_engine) {
+  check_serving(sources, options);
   auto model = std::make_shared<ServedModel>(options.sla());
   auto files = open_model(sources.model);
   model->path = sources.model;
   model->name = options.alias.empty() ? name_of(sources.model) : options.alias;
   model->created = int64_t(std::time(nullptr));
-  // What requests begin with, too: a server that starts answers.
-  sources.sampling.validate<ConfigError>();
-  EF_CHECK(sources.sampling.temperature >= 0, ConfigError, "temperature: expected 0 to 100, found {}",
-           sources.sampling.temperature);
   if (const std::string why = unknown_bias(sources.sampling, files->config.vocab); !why.empty()) throw ConfigError(why);
   model->sampling = sources.sampling;
   model->predict = options.predict;
@@ -119,12 +134,8 @@ std::shared_ptr<ServedModel> load_served_model(
   model->warm_up = sources.warm_up ? sources.warm_up(*model->engine) : model->engine->warm_up({}, true);
   model->advice = advice_for(*model->engine);
   log.info("batch: {}", model->advice.text);
-  LoopOptions loop;
-  loop.scheduler = sources.scheduler;
-  loop.max_queue = options.max_queue;
-  loop.before_step = sources.before_step;
-  model->loop = std::make_unique<EngineLoop>(*model->engine, model->tokenizer ? &*model->tokenizer : nullptr, loop, log,
-                                             &model->watches);
+  model->loop = std::make_unique<EngineLoop>(*model->engine, model->tokenizer ? &*model->tokenizer : nullptr,
+                                             loop_options(sources, options), log, &model->watches);
   return model;
 }
 

@@ -53,6 +53,8 @@ struct ModelSources {
   /// Fills the fast tier as --warmup says; empty: Engine::warm_up, with tokens where there is no profile.
   std::function<Engine::WarmUp(Engine&)> warm_up;
 };
+/// All that can be judged without the model; loading does it too. ConfigError naming the flag.
+void check_serving(const ModelSources& sources, const ServerOptions& options);
 std::shared_ptr<ServedModel> load_served_model(
     const ModelSources& sources, const ServerOptions& options, const Log& log,
     const std::function<std::unique_ptr<Engine>(std::unique_ptr<ModelFiles>, const EngineOptions&)>& make_engine);

@@ -31,7 +31,9 @@ struct ServerOptions {
     visit(host, {"--host", "address to listen on; 0.0.0.0: every one of this machine"});
     visit(port, {"--port", "0: any that is free; the log says which"});
     visit(alias, {"-a,--alias,--served-model-name", "name of the model in answers; default: the file's"});
-    visit(api_key, {"--api-key", "key that clients must bring (Authorization: Bearer, or X-Api-Key; repeat for more)"});
+    visit(api_key, {"--api-key",
+                    "key that clients must bring (Authorization: Bearer, or X-Api-Key; repeat for more; the variable: "
+                    "one a line)"});
     visit(api_key_file, {"--api-key-file", "file with keys, one a line"});
     visit(cors_origins, {"--cors-origins,--allowed-origins",
                          "web pages from elsewhere that may call: origins separated by commas, or *; default: none"});

@@ -123,10 +123,15 @@ class EngineLoop::Runner final : public StepRunner, public RoutingForecast, priv
   std::unordered_map<SequenceId, std::vector<ExpertKey>> last_;
 };
 
+void LoopOptions::check() const {
+  EF_CHECK(max_queue >= 1, ConfigError, "max-queue: expected at least 1, found {}", max_queue);
+  scheduler.check();
+}
+
 EngineLoop::EngineLoop(Engine& engine, const Tokenizer* tokenizer, const LoopOptions& options, const Log& log,
                        CompletionWatch* watch)
     : engine_(engine), tokenizer_(tokenizer), options_(options), log_(log), watch_(watch) {
-  EF_CHECK(options.max_queue >= 1, ConfigError, "max-queue: expected at least 1, found {}", options.max_queue);
+  options.check();
   limits_.rows = engine.options().ubatch;
   limits_.logit_rows = int(std::max<int64_t>(engine.options().max_logit_rows, engine.options().parallel));
   limits_.most_top = engine.most_top();

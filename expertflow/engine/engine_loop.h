@@ -20,6 +20,8 @@ struct LoopOptions {
   SchedulerOptions scheduler;
   int max_queue = 512;                            ///< requests that wait, more are refused
   std::function<void(const Batch&)> before_step;  ///< tests meet here; may throw, as a step may
+
+  void check() const;  ///< ConfigError naming the flag
 };
 
 /// The queue is full: try later (HTTP 503).

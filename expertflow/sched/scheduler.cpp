@@ -19,15 +19,19 @@ struct Scheduler::Entry {
   int64_t prompt_size() const { return int64_t(request.prompt.size()); }
 };
 
-Scheduler::Scheduler(StepRunner& runner, const SchedulerOptions& options, const RoutingForecast* forecast)
-    : runner_(runner), options_(options), forecast_(forecast) {
+void SchedulerOptions::check() const {
   const auto at_least = [](int value, int least, const char* flag) {
     EF_CHECK(value >= least, ConfigError, "{}: expected at least {}, found {}", flag, least, value);
   };
-  at_least(options.prefill_chunk, 0, "prefill-chunk");
-  at_least(options.token_schedule_window, 0, "token-schedule-window");
-  at_least(options.token_schedule_batch, 0, "token-schedule-batch");
-  at_least(options.aging_threshold, 1, "aging-threshold");
+  at_least(prefill_chunk, 0, "prefill-chunk");
+  at_least(token_schedule_window, 0, "token-schedule-window");
+  at_least(token_schedule_batch, 0, "token-schedule-batch");
+  at_least(aging_threshold, 1, "aging-threshold");
+}
+
+Scheduler::Scheduler(StepRunner& runner, const SchedulerOptions& options, const RoutingForecast* forecast)
+    : runner_(runner), options_(options), forecast_(forecast) {
+  options.check();
   if (!options.no_prefix_cache) prefix_ = std::make_unique<PrefixCache>(runner.kv());
 }
 

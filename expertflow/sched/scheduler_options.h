@@ -26,6 +26,7 @@ struct SchedulerOptions {
            "running answers of which a step computes a token at most; 0: as many as it can take"});
     visit(aging_threshold, {"--aging-threshold", "steps at most by which a token is put off for others"});
   }
+  void check() const;  ///< ConfigError naming the flag
 };
 
 }  // namespace ef

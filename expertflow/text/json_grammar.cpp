@@ -169,7 +169,8 @@ class Builder {
     known(s, where, {"enum", "const", "type"});
     Json values = Json::array();
     if (s.contains("enum")) {
-      EF_CHECK(s["enum"].is_array() && !s["enum"].empty(), RequestError, "{}.enum: expected a list of values", where);
+      EF_CHECK(s["enum"].is_array() && !s["enum"].empty(), RequestError,
+               "{}.enum: expected a list of at least one value", where);
       values = s["enum"];
     } else {
       values.push_back(s["const"]);

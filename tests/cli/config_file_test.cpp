@@ -27,7 +27,7 @@ TEST_F(CliConfig, EveryNameIsTakenAsFlagAndInTheFile) {
     "token_schedule_window": 8, "aging_threshold": 3, "offload_device": "disk", "layer_wise_config": {"*": {"prediction_topk": 3}},
     "async_prefetch": true, "eviction_policy": "lru", "max_kv_cache_memory": "50%", "load_in_4bit": false, "port": 0,
     "model": ")" + hf("mixtral") +
-                          R"(", "api_key": ["a", "b"], "quiet": null})";
+                          R"(", "api_key": ["a", "b"]})";
   // The context is the last thing that is looked at before a server would run.
   EXPECT_REFUSED(expertflow({"serve", "--config", file(all), "-c", "9999999999999"}), 2, "ctx-size");
   EXPECT_REFUSED(expertflow({"serve",       "-m",

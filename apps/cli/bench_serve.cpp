@@ -7,6 +7,7 @@
 #include "apps/cli/options_cli11.h"
 #include "expertflow/base/errors.h"
 #ifdef EF_SERVER
+#include "apps/server/latency_report.h"
 #include "apps/server/load_plan.h"
 #endif
 
@@ -76,6 +77,8 @@ int bench_serve(const BenchServe& o) {
   EF_CHECK(o.rate > 0 || o.concurrency > 0, ConfigError, "--rate: 0 is a closed loop, which needs --concurrency");
   EF_CHECK(o.cold >= 0 && o.cold < o.requests, ConfigError, "--cold: expected 0 to {}, found {}", o.requests - 1,
            o.cold);
+  EF_CHECK(o.max_tokens >= 1, ConfigError, "--max-tokens: expected at least 1, found {}", o.max_tokens);
+  server::SlaOptions{o.sla_ttft, o.sla_itl, o.cold}.check();
   EF_CHECK(o.timeout > 0, ConfigError, "--timeout: expected more than 0, found {}", o.timeout);
   server::LoadTarget target = server::parse_target(o.url, o.chat ? "/v1/chat/completions" : "/v1/completions");
   target.api_key = o.api_key;

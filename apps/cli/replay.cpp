@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
+#include <cmath>
 #include <map>
 #include <thread>
 
@@ -96,6 +96,12 @@ double number(const std::string& text, const char* flag, double least, double mo
   return value;
 }
 
+double whole(const std::string& text, const char* flag, double least, double most) {
+  const double value = number(text, flag, least, most);
+  EF_CHECK(value == std::floor(value), ConfigError, "{}: expected a whole number, found \"{}\"", flag, text);
+  return value;
+}
+
 std::vector<std::pair<uint64_t, double>> link_changes(const std::string& text) {
   const char* flag = "--bandwidth-changes";
   std::vector<std::pair<uint64_t, double>> changes;
@@ -103,7 +109,7 @@ std::vector<std::pair<uint64_t, double>> link_changes(const std::string& text) {
   for (const std::string& part : split(text, flag)) {
     const size_t colon = part.find(':');
     EF_CHECK(colon != std::string::npos, ConfigError, "{}: expected TOKEN:GB/s, found \"{}\"", flag, part);
-    const auto token = uint64_t(number(part.substr(0, colon), flag, 0, 1e15));
+    const auto token = uint64_t(whole(part.substr(0, colon), flag, 0, 1e15));
     EF_CHECK(changes.empty() || token > changes.back().first, ConfigError,
              "{}: expected ascending tokens, found \"{}\"", flag, text);
     changes.push_back({token, 1e9 * number(part.substr(colon + 1), flag, 1e-6, 1e6)});
@@ -126,7 +132,7 @@ SweepOptions sweep_options(const ReplayCommand& o) {
   s.predictors = split(o.predictors, "--predictor");
   s.distances.clear();
   for (const std::string& part : split(o.distances, "--distance"))
-    s.distances.push_back(part == "auto" ? 0 : int(number(part, "--distance", 1, 256)));
+    s.distances.push_back(part == "auto" ? 0 : int(whole(part, "--distance", 1, 256)));
   s.diversity_gains.clear();
   for (const std::string& part : split(o.gains, "--diversity-gain"))
     s.diversity_gains.push_back(number(part, "--diversity-gain", -1, 1));
@@ -236,6 +242,7 @@ int run_replay(const ReplayCommand& o) {
   EF_CHECK(o.output == "md" || o.output == "json" || o.output == "csv", ConfigError,
            "--output: expected md, json or csv, found \"{}\"", o.output);
   SweepOptions options = sweep_options(o);
+  if (!o.svg.empty()) check_output("--svg", o.svg);
   WorkloadOptions workload_options;
   workload_options.split_rows = o.split_rows;
   workload_options.max_tokens = uint64_t(o.max_tokens);
@@ -265,11 +272,7 @@ int run_replay(const ReplayCommand& o) {
   if (o.output == "md") fmt::print("{}{}", replay_table(rows), governor_text(rows));
   if (o.output == "json") fmt::print("{}\n", replay_json(rows).dump(1));
   if (o.output == "csv") fmt::print("{}", replay_csv(rows));
-  if (!o.svg.empty()) {
-    std::ofstream file(o.svg);
-    file << replay_svg(rows);
-    EF_CHECK(file.good(), ConfigError, "--svg: cannot write {}", o.svg);
-  }
+  if (!o.svg.empty()) write_text(o.svg, replay_svg(rows));
   return 0;
 }
 

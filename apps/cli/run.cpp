@@ -320,6 +320,7 @@ void add_run(CLI::App& app, int& exit_code) {
     options->common.check();
     EF_CHECK(options->dry_run || !options->json, ConfigError, "--json: has an effect only with --dry-run");
     options->trace.check();
+    if (!options->stats_json.empty()) check_output("--stats-json", options->stats_json);
     EF_CHECK(options->predict >= -1, ConfigError, "--predict: expected -1 or more, found {}", options->predict);
     EF_CHECK(!options->dry_run || !options->memory_report, ConfigError,
              "--memory-report: has no effect with --dry-run");

@@ -355,9 +355,11 @@ SchedulerStats Scheduler::stats() const {
 
 std::vector<Scheduler::Slot> Scheduler::slots() const {
   std::vector<Slot> slots(size_t(runner_.kv().options().max_sequences));
-  for (const auto& entry : running_)
+  for (const auto& entry : running_) {
+    if (entry->sequence < 0) continue;  // has ended within the step under way
     slots[size_t(entry->sequence)] = {entry->id, !entry->decoding, entry->prompt_size(),
                                       runner_.kv().length(entry->sequence)};
+  }
   return slots;
 }
 

@@ -137,22 +137,13 @@ TEST(CliBenchServe, FailuresAreCountedByMessageAndTheExitCodeSaysSo) {
 }
 
 TEST(CliBenchServe, NonsenseIsRefusedByName) {
-  const std::vector<std::pair<Arguments, std::string>> cases{{{"--output", "csv"}, "--output"},
-                                                             {{"--requests", "0"}, "--requests"},
-                                                             {{"--rate", "-1"}, "--rate"},
-                                                             {{"--rate", "0"}, "--concurrency"},
-                                                             {{"--cold", "100"}, "--cold"},
-                                                             {{"--timeout", "0"}, "--timeout"},
-                                                             {{"--url", "https://127.0.0.1"}, "--url"},
-                                                             {{"--text", "/nowhere/at/all"}, "--text"},
-                                                             {{"--prompts", ""}, "--prompts"},
-                                                             {{"--prompts", "5"}, "--prompts"},
-                                                             {{"--prompts", "9-5:1"}, "--prompts"},
-                                                             {{"--prompts", "1-5:0"}, "--prompts"},
-                                                             {{"--prompts", "1-5:1,x"}, "--prompts"},
-                                                             {{"--nowhere"}, "--nowhere"}};
-  for (const auto& [flags, named] : cases)
-    EXPECT_REFUSED(expertflow(Arguments{"bench", "serve"} + flags), 2, named.c_str());
+  for (const std::string flag :
+       {"--output=csv", "--requests=0", "--rate=-1", "--rate=0", "--cold=100", "--timeout=0", "--sla-ttft=nan",
+        "--sla-itl=-5", "--max-tokens=-3", "--url=https://127.0.0.1", "--text=/nowhere/at/all", "--prompts=5",
+        "--prompts=9-5:1", "--prompts=1-5:0", "--prompts=1-5:1,x", "--nowhere"}) {
+    const std::string named = flag.substr(0, flag.find('='));
+    EXPECT_REFUSED(expertflow({"bench", "serve", flag}), 2, named.c_str());
+  }
 }
 
 }  // namespace

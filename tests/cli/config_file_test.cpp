@@ -30,21 +30,12 @@ TEST_F(CliConfig, EveryNameIsTakenAsFlagAndInTheFile) {
                           R"(", "api_key": ["a", "b"]})";
   // The context is the last thing that is looked at before a server would run.
   EXPECT_REFUSED(expertflow({"serve", "--config", file(all), "-c", "9999999999999"}), 2, "ctx-size");
-  EXPECT_REFUSED(expertflow({"serve",       "-m",
-                             hf("mixtral"), "--expert-cache-size",
-                             "40%",         "--prediction-horizon",
-                             "2",           "--prediction-topk",
-                             "4",           "--token-schedule-window",
-                             "8",           "--aging-threshold",
-                             "3",           "--offload-device",
-                             "disk",        "--layer-wise-config",
-                             "{}",          "--async-prefetch",
-                             "on",          "--eviction-policy",
-                             "lru",         "--max-kv-cache-memory",
-                             "50%",         "--load-in-4bit",
-                             "--port",      "0",
-                             "-c",          "9999999999999"}),
-                 2, "ctx-size");
+  EXPECT_REFUSED(
+      expertflow({"serve", "-m", hf("mixtral"), "--expert-cache-size=40%", "--prediction-horizon=2",
+                  "--prediction-topk=4", "--token-schedule-window=8", "--aging-threshold=3", "--offload-device=disk",
+                  "--layer-wise-config={}", "--async-prefetch=on", "--eviction-policy=lru", "--max-kv-cache-memory=50%",
+                  "--load-in-4bit", "--port=0", "-c", "9999999999999"}),
+      2, "ctx-size");
 }
 
 // What the guide shows is what programs take: by the server up to its context, by a run (without what only a server
@@ -85,8 +76,21 @@ TEST_F(CliConfig, WhatCannotBeTakenIsNamed) {
   EXPECT_REFUSED(plan(R"({"prediction_topk": "many"})"), 2, "prediction_topk", "many");
   EXPECT_REFUSED(plan(R"({"load_in_4bit": "yes"})"), 2, "load_in_4bit", "true or false", "yes");
   EXPECT_REFUSED(plan("[]"), 2, "config.json", "object", "array");
-  EXPECT_REFUSED(plan("{"), 2, "config.json", "object");
+  EXPECT_REFUSED(plan("{\n  \"quiet\" true}"), 2, "config.json", "line 2, column");
+  EXPECT_REFUSED(plan(R"({"predictor": null})"), 2, "predictor", "found null");
+  EXPECT_REFUSED(plan(R"({"predictor": ["auto"]})"), 2, "predictor", R"(found ["auto"])");
+  EXPECT_REFUSED(plan(R"({"expert_memory": "25%", "expert_cache_size": "30%"})"), 2, "as expert_memory");
   EXPECT_REFUSED(expertflow({"run", "-m", demo(), "--config", "/nowhere.json"}), 2, "/nowhere.json");
+}
+
+TEST_F(CliConfig, ListsAreTakenMemberByMember) {
+  const Arguments run{"run", "-q", "-m", demo(), "-p", "Once upon a time", "-n", "9", "--temp", "0"};
+  const auto with = [&](const std::string& json) { return expertflow(run + Arguments{"--config", file(json)}); };
+  const std::string plain = expertflow(run).out, stop = plain.substr(plain.size() / 2, 6);
+  const std::string stopped = expertflow(run + Arguments{"-r", stop}).out;
+  EXPECT_LT(stopped.size(), plain.size());
+  EXPECT_EQ(with(R"({"reverse_prompt": ["zzz", ")" + stop + R"("]})").out, stopped);
+  EXPECT_REFUSED(with(R"({"logit_bias": ["14-100", "[1, '2'] "]})"), 2, R"(found "[1, '2'] ")");
 }
 
 TEST_F(CliConfig, FourBitsAreCheckedAndNotMade) {

@@ -119,21 +119,12 @@ TEST(CliFlags, ValuesOutOfRangeAreRefusedByName) {
 
 // F9: a flag that would change nothing is a misunderstanding.
 TEST(CliFlags, F9_FlagsWithoutEffectAreRefused) {
-  for (const Arguments& flags : std::vector<Arguments>{{"--ignore-eos"},
-                                                       {"--special"},
-                                                       {"-r", "x"},
-                                                       {"-p", "x"},
-                                                       {"-f", "x"},
-                                                       {"--conversation"},
-                                                       {"--no-display-prompt"},
-                                                       {"--tokenizer-pre", "qwen2"},
-                                                       {"--system-prompt", "x"},
-                                                       {"--chat-template", "x"},
-                                                       {"--chat-template-file", "x"},
-                                                       {"--chat-template-kwargs", "{}"},
-                                                       {"--single-turn"}}) {
-    const auto result = expertflow(ids_run(flags));
-    EXPECT_EQ(result.exit_code, 2) << flags[0];
+  for (const char* flag :
+       {"--ignore-eos", "--special", "--reverse-prompt=x", "--prompt=x", "--file=x", "--conversation",
+        "--no-display-prompt", "--tokenizer-pre=qwen2", "--system-prompt=x", "--chat-template=x",
+        "--chat-template-file=x", "--chat-template-kwargs={}", "--single-turn"}) {
+    const auto result = expertflow(ids_run({flag}));
+    EXPECT_EQ(result.exit_code, 2) << flag;
     EXPECT_EQ(result.out, "");
     EXPECT_TRUE(holds(result.err, "effect")) << result.err;
   }
@@ -203,6 +194,33 @@ TEST(CliFlags, EnvironmentTwins) {
   EXPECT_REFUSED(expertflow(run, {{"EXPERTFLOW_PREDICT", "few"}}), 2, "few");
   EXPECT_REFUSED(expertflow(run, {{"EXPERTFLOW_EXPERT_MEMORY", "1"}}), 2, "too few");
   EXPECT_REFUSED(expertflow(run, {{"EXPERTFLOW_IGNORE_EOS", "1"}}), 2, "--ignore-eos");
+}
+
+TEST(CliFlags, VariablesAreReadBesideTheirFlags) {
+  const auto refused = [](const Arguments& arguments, const char* variable, const char* value) {
+    EXPECT_REFUSED(expertflow(arguments, {{variable, value}}), 2, variable, value);
+  };
+  refused({"serve", "--port", "18081"}, "EXPERTFLOW_PORT", "abc");
+  refused({"serve", "--parallel", "2"}, "EXPERTFLOW_PARALLEL", "abc");
+  refused({"serve", "--no-prefix-cache"}, "EXPERTFLOW_NO_PREFIX_CACHE", "maybe");
+  refused({"bench", "serve", "--requests", "10"}, "EXPERTFLOW_REQUESTS", "ten");
+  // A number to serve, a list to bench.
+  EXPECT_EQ(expertflow({"bench", "-m", demo(), "--dry-run"}, {{"EXPERTFLOW_PARALLEL", "1,4"}}).exit_code, 0);
+}
+
+// The model is not there, nor the folder.
+TEST(CliFlags, WhatNeedsNoModelIsJudgedFirst) {
+  for (const std::string flag :
+       {"--max-queue=0", "--prefill-chunk=-1", "--aging-threshold=0", "--token-schedule-window=-1",
+        "--token-schedule-batch=-1", "--parallel=0", "--sla-ttft=nan", "--sla-itl=0", "--cold=-1", "--warmup=nope",
+        "--cors-origins=foo", "--temperature=-1"}) {
+    const auto result = expertflow({"serve", "-m", "/nowhere", "--port=0", flag});
+    const std::string named = flag.substr(2, flag.find('=') - 2);
+    EXPECT_REFUSED(result, 2, named.c_str());
+    EXPECT_FALSE(holds(result.err, "listening")) << result.err;
+  }
+  for (const char* flag : {"--record-trace", "--stats-json"})
+    EXPECT_REFUSED(expertflow({"run", "-m", "/nowhere", flag, "/none/x"}), 4, flag, "/none/x");
 }
 
 TEST(CliFlags, NamesOfLlamaCli) {

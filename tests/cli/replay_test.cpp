@@ -89,6 +89,9 @@ TEST(CliReplay, RefusesByName) {
   refused({"--predictor", "prophet"}, "--model");
   refused({"--expert-memory", "6GiB"}, "--expert-memory: expected a share");
   refused({"--distance", "0"}, "--distance");
+  refused({"--distance", "1.5"}, "whole");
+  refused({"--bandwidth-changes", "1.5:1"}, "--bandwidth-changes");
+  EXPECT_REFUSED(expertflow(base + Arguments{"--svg", "/nowhere/x.svg"}), 4, "--svg");
   refused({"--bandwidth", "1,,2"}, "--bandwidth");
   refused({"--bandwidth-changes", "10:1,5:2"}, "ascending");
   refused({"-o", "xml"}, "--output");

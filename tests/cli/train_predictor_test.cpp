@@ -56,6 +56,7 @@ TEST_F(CliTrain, WritesAFileAndJudgesIt) {
     return;
   }
   ASSERT_EQ(trained_->exit_code, 0) << trained_->err;
+  EXPECT_TRUE(holds(trained_->err, "heads of ")) << trained_->err;
   for (const char* name : {"gate-ahead", "hybrid", "low-rank", "pre-attention", "previous-token"})
     EXPECT_TRUE(holds(trained_->out, name)) << name << " in: " << trained_->out;
   EXPECT_TRUE(holds(trained_->err, "low-rank: ")) << "numbers of its own: " << trained_->err;
@@ -100,6 +101,10 @@ TEST(CliTrainFlags, MistakesAreRefusedByName) {
       "--kinds", "oracle");
   EXPECT_REFUSED(expertflow({"train-predictor", "-m", demo(), "--text", words, "-o", out, "--max-tokens", "3"}), 2,
                  "--max-tokens");
+  EXPECT_REFUSED(expertflow({"train-predictor", "-m", demo(), "--text", words, "-o", out, "--kinds", ""}), 2,
+                 "--kinds");
+  EXPECT_REFUSED(expertflow({"train-predictor", "-m", "/nowhere", "--text", words, "-o", "/nowhere/p.gguf"}), 4,
+                 "--output");
   write_file(words, "short");
   EXPECT_REFUSED(expertflow({"train-predictor", "-m", demo(), "--text", words, "-o", out}), 2, "200 characters");
   EXPECT_REFUSED(

@@ -194,7 +194,14 @@ TEST(Scheduler, E20_AFaultFailsOnlyTheRequestThatMeetsIt) {
   bad[5] = kPoison;
   const Job b = submit(scheduler, bad, 12);
   const Job c = submit(scheduler, prompt_of(9, 3), 12);
+  // Who is asked while the step is tried again piece by piece: b has ended by then and holds no slot.
+  size_t least = 3;
+  runner.before = [&](const Batch&) {
+    const auto slots = scheduler.slots();
+    least = std::min(least, size_t(std::count_if(slots.begin(), slots.end(), [](auto& s) { return s.request != 0; })));
+  };
   run_out(scheduler);
+  EXPECT_LT(least, 3u);
   expect_answer(a);
   expect_answer(c);
   EXPECT_TRUE(b.client->tokens.empty());

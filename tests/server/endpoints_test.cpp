@@ -29,7 +29,7 @@ TEST(Endpoints, HealthIs503UntilTheModelIsThere) {
 
 TEST(Endpoints, E14_KeysGuardAllButHealth) {
   RigSetup setup;
-  setup.server.api_key = {"secret\nother"};
+  setup.server.api_key = {"secret\nother", "with,comma"};
   setup.server.cors_origins = "https://a.example";
   ServerRig rig(setup);
   EXPECT_EQ(rig.get("/health").status, 200);
@@ -43,8 +43,8 @@ TEST(Endpoints, E14_KeysGuardAllButHealth) {
   for (const char* header : {"Authorization: Bearer wrong\r\n", "Authorization: Bearer secre\r\n",
                              "Authorization: Bearer \r\n", "Authorization: secret\r\n", "X-Api-Key: secretsecret\r\n"})
     EXPECT_EQ(rig.get("/v1/models", header).status, 401) << header;
-  for (const char* header :
-       {"Authorization: Bearer secret\r\n", "authorization: bearer secret\r\n", "X-Api-Key: other\r\n"})
+  for (const char* header : {"Authorization: Bearer secret\r\n", "authorization: bearer secret\r\n",
+                             "X-Api-Key: other\r\n", "X-Api-Key: with,comma\r\n"})
     EXPECT_EQ(rig.get("/v1/models", header).status, 200) << header;
   // A preflight brings no key.
   Client client(rig.port());
@@ -74,6 +74,25 @@ TEST(Endpoints, OriginsAreAllowedByNameOnly) {
   EXPECT_FALSE(rig.get("/health", "Origin: https://c.example\r\n").headers.contains("access-control-allow-origin"));
   EXPECT_FALSE(
       shared_rig().get("/health", "Origin: https://a.example\r\n").headers.contains("access-control-allow-origin"));
+}
+
+TEST(Endpoints, OriginsThatNoBrowserSendsAreRefused) {
+  RigSetup setup;
+  setup.load = false;
+  for (const char* origin : {"foo", "https://", "https://a.example/", "https://a.example, b.example"}) {
+    setup.server.cors_origins = origin;
+    EXPECT_THROW(ServerRig{setup}, ConfigError) << origin;
+  }
+}
+
+TEST(Endpoints, ProbesOfALoadingServerAreNoWarnings) {
+  std::atomic<int> lines{0};
+  RigSetup setup;
+  setup.load = false;
+  setup.log = [&](LogLevel, std::string_view) { ++lines; };
+  ServerRig rig(setup);
+  EXPECT_EQ(rig.get("/health").status, 503);
+  EXPECT_EQ(lines, 0);
 }
 
 TEST(Endpoints, ModelsAndProps) {

@@ -140,6 +140,7 @@ TEST(Metrics, MemoryIsByRegionAndPart) {
   // 2,048 tokens of 32 a block; one prompt of less than a block is held by nobody once it is answered.
   const std::vector<double> kv = m.values("expertflow:kv_cache_bytes");
   ASSERT_EQ(kv.size(), 3u);
+  for (const double bytes : kv) EXPECT_EQ(bytes, double(int64_t(bytes)));
   EXPECT_NEAR(sum(kv), m.value("expertflow:memory_planned_bytes", {{"part", "KV cache"}}), 1);
   EXPECT_GT(m.value("expertflow:memory_used_bytes", {{"region", "static"}}), 0);
   EXPECT_GE(m.value("expertflow:memory_peak_bytes", {{"region", "elastic"}}),

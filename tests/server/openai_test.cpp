@@ -348,22 +348,23 @@ TEST(OpenAi, ASecondPromptComputesOnlyWhatIsNew) {
 }
 
 TEST(OpenAi, ParametersOutOfRangeAreNamed) {
-  const std::vector<std::pair<const char*, Json>> bad{{"temperature", -1},
-                                                      {"temperature", "hot"},
-                                                      {"top_p", 2},
-                                                      {"n", 0},
-                                                      {"n", 1000},
-                                                      {"max_tokens", 1.5},
-                                                      {"stop", 5},
-                                                      {"logit_bias", {{"cat", 1}}},
-                                                      {"logit_bias", 3},
-                                                      {"seed", "x"},
-                                                      {"stream", "yes"},
-                                                      {"presence_penalty", 3},
-                                                      {"frequency_penalty", -3},
-                                                      {"response_format", "json"},
-                                                      {"best_of", 3},
-                                                      {"max_tokens", 1e300}};
+  using Member = std::pair<const char*, Json>;
+  const std::vector<Member> bad{{"temperature", -1},
+                                {"temperature", "hot"},
+                                {"top_p", 2},
+                                {"n", 0},
+                                {"n", 1000},
+                                {"max_tokens", 1.5},
+                                {"stop", 5},
+                                {"logit_bias", {{"cat", 1}}},
+                                {"logit_bias", 3},
+                                {"seed", "x"},
+                                {"stream", "yes"},
+                                {"presence_penalty", 3},
+                                {"frequency_penalty", -3},
+                                {"response_format", "json"},
+                                {"best_of", 3},
+                                {"max_tokens", 1e300}};
   for (const auto& [name, value] : bad) {
     Json body = chat_body("x", 4);
     body[name] = value;

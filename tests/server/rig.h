@@ -28,6 +28,7 @@ struct RigSetup {
   std::function<void(EditableCheckpoint&)> edit;  ///< changes the model
   std::string max_kv_cache_memory;
   bool load = true;
+  Log::Sink log;  ///< of warnings; empty: nobody hears of them
   double probe_seconds = 0.05;
   std::string prefetch = "auto";  ///< "off": how many copies there are is a fact, not a matter of speed
   std::shared_ptr<server::Tracer> tracer;
@@ -100,7 +101,7 @@ class ServerRig {
   }
 
   RigSetup setup_;
-  Log log_{LogLevel::kOff, nullptr};
+  Log log_{setup_.log ? LogLevel::kWarning : LogLevel::kOff, setup_.log};
   server::Api api_;
   std::unique_ptr<server::HttpServer> http_;
   std::shared_ptr<server::ServedModel> model_;

@@ -1,6 +1,6 @@
 // Products on tensor cores against the float32 kernels: relative errors, then times, at the shapes of a prefill of
 // Qwen3-30B-A3B.
-//   nvcc -O3 -std=c++17 -arch=sm_90 --extended-lambda -fmad=false -I. lab/gemm.cu expertflow/backend/cuda/device/*.cu \
+//   nvcc -O3 -std=c++17 -arch=sm_90 --extended-lambda -fmad=false -I. lab/gemm.cu expertflow/backend/cuda/device/*.cu
 //     -o gemm_lab
 //   gemm_lab               small shapes of every format, then the model's, with times
 //   gemm_lab --check       small shapes
@@ -17,47 +17,13 @@
 #include <vector>
 
 #include "expertflow/backend/cuda/device/gemm_task.cuh"
+#include "lab/device.cuh"
 #include "lab/weights.cuh"
 
 namespace ef::cuda {
 namespace {
 
 constexpr double kPeak = 790;  // TFLOP/s: a large bfloat16 product of the vendor's library on an H200
-
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-
-template <class T>
-class Device {
- public:
-  explicit Device(int64_t count) : count_(count) {
-    void* p = nullptr;
-    check(cudaMalloc(&p, size_t(std::max<int64_t>(count, 1)) * sizeof(T)), "cudaMalloc");
-    data_ = static_cast<T*>(p);
-    poison();
-  }
-  explicit Device(const std::vector<T>& from) : Device(int64_t(from.size())) {
-    check(cudaMemcpyAsync(data_, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice, nullptr), "copy");
-    check(cudaStreamSynchronize(nullptr), "copy");
-  }
-  Device(const Device&) = delete;
-  ~Device() { cudaFree(data_); }
-  T* get() const { return data_; }
-  void poison() { check(cudaMemsetAsync(data_, 0xff, size_t(count_) * sizeof(T), nullptr), "memset"); }
-  std::vector<T> host() const {
-    std::vector<T> out(static_cast<size_t>(count_));
-    check(cudaMemcpyAsync(out.data(), data_, out.size() * sizeof(T), cudaMemcpyDeviceToHost, nullptr), "copy");
-    check(cudaStreamSynchronize(nullptr), "copy");
-    return out;
-  }
-
- private:
-  int64_t count_;
-  T* data_;
-};
 
 std::mt19937& generator() {
   static std::mt19937 g(1);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "expertflow/backend/cuda/device/fast.h"
+#include "lab/device.cuh"
 #include "lab/weights.cuh"
 
 namespace ef::cuda {
@@ -23,46 +24,6 @@ namespace {
 
 constexpr double kBytesPerSecond = 4611e9;  // a large copy on an H200, bytes read and written
 int g_bad = 0;
-
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-
-template <class T>
-class Device {
- public:
-  explicit Device(int64_t count) : count_(std::max<int64_t>(count, 1)) {
-    void* p = nullptr;
-    check(cudaMalloc(&p, size_t(count_) * sizeof(T)), "cudaMalloc");
-    data_ = static_cast<T*>(p);
-    check(cudaMemset(data_, 0xff, size_t(count_) * sizeof(T)), "memset");
-  }
-  explicit Device(const std::vector<T>& from) : Device(int64_t(from.size())) {
-    check(cudaMemcpy(data_, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
-  }
-  Device(const Device&) = delete;
-  ~Device() { cudaFree(data_); }
-  T* get() const { return data_; }
-  std::vector<T> host() const {
-    std::vector<T> out(static_cast<size_t>(count_));
-    check(cudaMemcpy(out.data(), data_, out.size() * sizeof(T), cudaMemcpyDeviceToHost), "copy");
-    return out;
-  }
-
- private:
-  int64_t count_;
-  T* data_ = nullptr;
-};
-
-std::vector<float> normal(int64_t n, uint32_t seed) {
-  std::mt19937 g(seed);
-  std::normal_distribution<float> d;
-  std::vector<float> v(static_cast<size_t>(n));
-  for (float& x : v) x = d(g);
-  return v;
-}
 
 // Copies of a matrix.
 struct Copies {

@@ -567,14 +567,18 @@ TEST(ExpertCache, EagerEventsLeaveNothingBehind) {
   EXPECT_EQ(cache->stats().eager_evictions, 1u);
 }
 
+Ids two_of_16(std::mt19937& random) {
+  const ExpertId first = ExpertId(random() % 16);
+  return {first, ExpertId((first + 1 + ExpertId(random() % 15)) % 16)};
+}
+
 // Two layers of different slots in turns, more experts than fit: every byte of the pool goes on being used.
 TEST(ExpertCache, MixedSizesDoNotFragment) {
   Harness cache({128, 192}, 16, 10 * (128 + 192));
   std::mt19937 random(5);
   for (int step = 0; step < 400; ++step)
     for (LayerId layer = 0; layer < 2; ++layer) {
-      const ExpertId first = ExpertId(random() % 16);
-      cache.use(layer, {first, ExpertId((first + 1 + ExpertId(random() % 15)) % 16)});
+      cache.use(layer, two_of_16(random));
     }
   EXPECT_GE(cache->stats().bytes_in_use, 9 * (128 + 192)) << "of 3200";
 }
@@ -585,8 +589,7 @@ TEST(ExpertCache, CancelledCopiesLeaveNoGaps) {
   std::mt19937 random(5);
   for (int step = 0; step < 400; ++step)
     for (LayerId layer = 0; layer < 2; ++layer) {
-      const ExpertId first = ExpertId(random() % 16);
-      cache.use(layer, {first, ExpertId((first + 1 + ExpertId(random() % 15)) % 16)});
+      cache.use(layer, two_of_16(random));
       const ExpertKey ahead{1, ExpertId(random() % 16)};
       if (cache->reserve(ahead, layer)) cache->fail(ahead, nullptr);
     }

@@ -119,12 +119,21 @@ TEST(CliFlags, ValuesOutOfRangeAreRefusedByName) {
 
 // F9: a flag that would change nothing is a misunderstanding.
 TEST(CliFlags, F9_FlagsWithoutEffectAreRefused) {
-  for (const char* flag :
-       {"--ignore-eos", "--special", "--reverse-prompt=x", "--prompt=x", "--file=x", "--conversation",
-        "--no-display-prompt", "--tokenizer-pre=qwen2", "--system-prompt=x", "--chat-template=x",
-        "--chat-template-file=x", "--chat-template-kwargs={}", "--single-turn"}) {
-    const auto result = expertflow(ids_run({flag}));
-    EXPECT_EQ(result.exit_code, 2) << flag;
+  for (const Arguments& flags : std::vector<Arguments>{{"--ignore-eos"},
+                                                       {"--special"},
+                                                       {"-r", "x"},
+                                                       {"-p", "x"},
+                                                       {"-f", "x"},
+                                                       {"--conversation"},
+                                                       {"--no-display-prompt"},
+                                                       {"--tokenizer-pre", "qwen2"},
+                                                       {"--system-prompt", "x"},
+                                                       {"--chat-template", "x"},
+                                                       {"--chat-template-file", "x"},
+                                                       {"--chat-template-kwargs", "{}"},
+                                                       {"--single-turn"}}) {
+    const auto result = expertflow(ids_run(flags));
+    EXPECT_EQ(result.exit_code, 2) << flags[0];
     EXPECT_EQ(result.out, "");
     EXPECT_TRUE(holds(result.err, "effect")) << result.err;
   }

@@ -64,14 +64,19 @@ TEST(CliMemory, ADryRunReadsHeadersAlone) {
 }
 
 TEST(CliMemory, WhatDoesNotFitIsRefusedAsARunWouldBe) {
-  for (const char* more : {"--device-memory=1MiB", "--expert-memory=1", "--max-kv-cache-memory=1KiB", "--isa=mmx",
-                           "--device-memory=12 slots", "--device-memory=0%", "--ubatch-size=0"}) {
-    const Arguments asked = {"run", "-m", hf("mixtral"), "-c", "256", more};
+  for (const Arguments& more : std::vector<Arguments>{{"--device-memory", "1MiB"},
+                                                      {"--expert-memory", "1"},
+                                                      {"--max-kv-cache-memory", "1KiB"},
+                                                      {"--isa", "mmx"},
+                                                      {"--device-memory", "12 slots"},
+                                                      {"--device-memory", "0%"},
+                                                      {"--ubatch-size", "0"}}) {
+    const Arguments asked = Arguments{"run", "-m", hf("mixtral"), "-c", "256"} + more;
     const auto plan = expertflow(asked + Arguments{"--dry-run"});
     const auto run = expertflow(asked + Arguments{"--token-ids", "5,6", "-n", "1"});
-    EXPECT_EQ(plan.exit_code, 2) << more << ": " << plan.err;
+    EXPECT_EQ(plan.exit_code, 2) << more[0] << ": " << plan.err;
     EXPECT_EQ(plan.out, "");
-    EXPECT_EQ(run.exit_code, 2) << more << ": " << run.err;
+    EXPECT_EQ(run.exit_code, 2) << more[0] << ": " << run.err;
     EXPECT_TRUE(holds(run.err, plan.err.substr(0, 60))) << plan.err << run.err;
   }
   EXPECT_REFUSED(expertflow(plan_of(hf("mixtral"), {"--dry-run", "--device-memory", "1MiB"})), 2,

@@ -77,7 +77,6 @@ std::vector<SweepRow> sweep(const std::vector<NamedWorkload>& workloads, const S
     if (job.is_baseline) {
       options.policy = "lru";
       options.distance = 1;
-      options.link_changes.clear();
       const auto none = make_forecast("none", named.workload);
       const ReplayResult result = replay(named.workload, *none, options);
       base.lru_bytes = result.bytes();

@@ -299,6 +299,13 @@ TEST(Replay, IsDeterministicDownToTheReport) {
        {"a: MB copied a token by residency", "a: ms waited a token by residency", "a: mean distance S"})
     EXPECT_NE(replay_svg(one).find(title), std::string::npos) << title;
   EXPECT_NE(replay_table(one).find("clairvoyant MB | gap closed %"), std::string::npos);
+  // LRU on demand is its own measure on a link that changes, too.
+  o.base.link_changes = {{0, o.bandwidths[0] / 10}};
+  for (const SweepRow& row : sweep(workloads, o, make))
+    if (row.policy == "lru" && row.predictor == "none") {
+      EXPECT_EQ(row.result.stall_seconds, row.lru_stall_seconds);
+      EXPECT_GT(row.lru_stall_seconds, one[0].lru_stall_seconds);
+    }
 }
 
 TEST(Replay, GainsAreCombinedWithAdaptiveDistancesAlone) {

@@ -36,10 +36,12 @@ void check_kv_cap(const EngineOptions& o, int64_t tokens, uint64_t kv_bytes, con
     allowed = memory.left() ? uint64_t(double(*memory.left()) * cap.share) : UINT64_MAX;
   else
     fail<ConfigError>("max-kv-cache-memory: expected bytes or a share, found \"{}\"", o.max_kv_cache_memory);
-  EF_CHECK(
-      kv_bytes <= allowed, ConfigError,
-      "max-kv-cache-memory: a KV cache of {} tokens takes {}, {} allows {} ({}); ask for less context with --ctx-size",
-      tokens, format_bytes(kv_bytes), o.max_kv_cache_memory, format_bytes(allowed), memory.text());
+  EF_CHECK(kv_bytes <= allowed, ConfigError,
+           "max-kv-cache-memory: a KV cache of {} tokens{} takes {}, {} allows {} ({}); ask for less context "
+           "with --ctx-size{}",
+           tokens, o.parallel > 1 ? fmt::format(" for {} sequences", o.parallel) : "", format_bytes(kv_bytes),
+           o.max_kv_cache_memory, format_bytes(allowed), memory.text(),
+           o.parallel > 1 ? ", or for fewer sequences" : "");
 }
 
 bool measures(const EngineOptions& o) { return o.autotune == "on" && !o.batch_invariant; }

@@ -158,6 +158,11 @@ PredictorChoice choose_predictor(const std::string& spec, const ModelFiles& file
   choice.trained = std::make_unique<TrainedPredictor>(read_predictor(path));
   choice.trained->check_made_for(files.config, model_fingerprint(files));
   choice.name = kind.empty() ? choice.trained->best : kind;
+  const auto all = predictors();
+  const auto info = std::find_if(all.begin(), all.end(), [&](const PredictorInfo& i) { return i.name == choice.name; });
+  EF_CHECK(info != all.end(), ConfigError, "predictor '{}': kind '{}' is unknown", spec, choice.name);
+  EF_CHECK(!info->trained || info->name == "trained" || choice.trained->has(info->name), ConfigError,
+           "predictor '{}': {} holds none", choice.name, choice.trained->file);
   return choice;
 }
 

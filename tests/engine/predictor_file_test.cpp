@@ -127,6 +127,9 @@ TEST_F(PredictorFile, WhatIsAskedForIsCheckedWhereEveryExpertFits) {
   EngineOptions options = small_engine("100%");
   options.predictor = "crystal-ball";
   EXPECT_NE(message_of<ConfigError>([&] { engine_of("olmoe", options); }).find("gate-ahead"), std::string::npos);
+  write_predictor(trained_for(*open_model(hf_fixture("olmoe"))), Format::kF32, "", file_);
+  options.predictor = file_.string() + ":nope";
+  EXPECT_NE(message_of<ConfigError>([&] { engine_of("olmoe", options); }).find("kind 'nope'"), std::string::npos);
 }
 
 // y = 0.3 exp(-0.5 t) + 0.6, exactly.

@@ -1,9 +1,13 @@
 #include "expertflow/base/output_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -11,10 +15,61 @@
 
 namespace ef {
 
-OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
+namespace {
+namespace fs = std::filesystem;
+
+// The shell's file behind standard output is written where the output stands, not from its beginning.
+int standard_descriptor(const fs::path& path) {
+  return path == "/dev/stdout" ? STDOUT_FILENO : path == "/dev/stderr" ? STDERR_FILENO : -1;
+}
+}  // namespace
+
+bool is_output_stream(const fs::path& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  return standard_descriptor(path) >= 0 ||
+         (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status));
+}
+
+fs::path output_target(const fs::path& path) {
+  constexpr int kMostLinks = 40;  // as Linux
+  std::error_code error;
+  fs::path at = path;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(at, error); ++i) at = at.parent_path() / fs::read_symlink(at, error);
+  return at;
+}
+
+OutputFile::OutputFile(const fs::path& path, IfBusy busy) : path_(path) {
+  if (is_output_stream(path)) {
+    fd_ = ::memfd_create("output", MFD_CLOEXEC);
+    if (fd_ < 0) failed("keeping the output in memory", errno);
+    return;
+  }
+  path_ = output_target(path);
+  temporary_ = path_;
   temporary_ += ".partial";
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  EF_CHECK(fd_ >= 0, DeviceError, "{}: cannot create: {}", temporary_.string(), std::strerror(errno));
+  lock(busy);
+  if (::ftruncate(fd_, 0) != 0) failed("emptying", errno);
+}
+
+// The lock is on the file, the name may pass to another: both have to be the same once it is held.
+void OutputFile::lock(IfBusy busy) {
+  for (struct stat ours{}, named{};;) {
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    EF_CHECK(fd_ >= 0, DeviceError, "{}: cannot create: {}", temporary_.string(), std::strerror(errno));
+    int result = 0;
+    do result = ::flock(fd_, LOCK_EX | (busy == IfBusy::kRefuse ? LOCK_NB : 0));
+    while (result != 0 && errno == EINTR);
+    if (result != 0 && errno == EWOULDBLOCK) {
+      ::close(std::exchange(fd_, -1));
+      fail<DeviceError>("{}: another process is writing this file", path_.string());
+    }
+    // Where a file system has no locks, a file is written without.
+    if (::fstat(fd_, &ours) == 0 && ::stat(temporary_.c_str(), &named) == 0 && ours.st_dev == named.st_dev &&
+        ours.st_ino == named.st_ino)
+      return;
+    ::close(std::exchange(fd_, -1));
+  }
 }
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
@@ -40,7 +95,32 @@ void OutputFile::complete(uint64_t size) {
   // The descriptor stays open: it marks the temporary file as ours until publish or discard.
 }
 
+void OutputFile::copy_to_stream() {
+  std::fflush(stdout);
+  const int known = standard_descriptor(path_);
+  const int out = known >= 0 ? ::dup(known) : ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+  int error = out < 0 ? errno : 0;
+  std::byte buffer[1 << 14];
+  ssize_t size = 0;
+  for (off_t at = 0; error == 0 && (size = ::pread(fd_, buffer, sizeof(buffer), at)) > 0; at += size)
+    for (ssize_t done = 0; done < size;) {
+      const ssize_t n = ::write(out, buffer + done, size_t(size - done));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) {
+        error = errno;
+        break;
+      }
+      done += n;
+    }
+  if (out >= 0) ::close(out);
+  if (error != 0) failed("writing", error);
+}
+
 void OutputFile::publish() {
+  if (temporary_.empty()) {
+    copy_to_stream();
+    return discard();
+  }
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) failed("renaming", errno);
   temporary_.clear();
   discard();
@@ -54,7 +134,7 @@ void OutputFile::discard() noexcept {
 }
 
 void OutputFile::failed(const char* action, int error) {
-  const std::string name = temporary_.string();
+  const std::string name = (temporary_.empty() ? path_ : temporary_).string();
   discard();
   fail<DeviceError>("{}: {} failed: {}", name, action, std::strerror(error));
 }

@@ -6,10 +6,18 @@
 
 namespace ef {
 
+/// A device, a pipe, or standard output by name: written through when complete, never replaced.
+bool is_output_stream(const std::filesystem::path& path);
+/// The file that a name leads to, links followed, whether it exists or not.
+std::filesystem::path output_target(const std::filesystem::path& path);
+
 class OutputFile {
  public:
-  /// Creates PATH.partial. DeviceError if that fails.
-  explicit OutputFile(std::filesystem::path path);
+  enum class IfBusy { kRefuse, kWait };
+
+  /// Creates PATH.partial, beside the file that a link leads to; one left by a process that died is taken over.
+  /// DeviceError if that fails, and where another process is writing the same file unless told to wait for it.
+  explicit OutputFile(const std::filesystem::path& path, IfBusy busy = IfBusy::kRefuse);
   ~OutputFile() { discard(); }
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&&) = delete;
@@ -26,8 +34,10 @@ class OutputFile {
 
  private:
   [[noreturn]] void failed(const char* action, int error);
+  void lock(IfBusy busy);
+  void copy_to_stream();
 
-  std::filesystem::path path_, temporary_;
+  std::filesystem::path path_, temporary_;  // temporary_: empty for a stream, whose bytes wait in memory
   int fd_ = -1;
 };
 

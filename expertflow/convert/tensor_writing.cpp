@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "expertflow/base/errors.h"
+#include "expertflow/base/output_file.h"
 #include "expertflow/weights/load.h"
 
 namespace ef {
@@ -129,6 +130,8 @@ void check_output_file(const Checkpoint& source, const fs::path& out, bool force
     EF_CHECK(!same_file(source.directory.file(i).name(), out), ConfigError,
              "{}: expected another file than the source's, found the same", out.string());
   EF_CHECK(!fs::is_directory(out), ConfigError, "{}: expected the name of a file to write, found a folder",
+           out.string());
+  EF_CHECK(!is_output_stream(out), ConfigError, "{}: expected the name of a file to write, found a device or a pipe",
            out.string());
   EF_CHECK(force || !fs::exists(out), ConfigError,
            "{}: expected a file that does not exist yet, found one: give --force to replace it", out.string());

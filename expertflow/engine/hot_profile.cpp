@@ -6,7 +6,6 @@
 
 #include "expertflow/base/errors.h"
 #include "expertflow/base/io.h"
-#include "expertflow/base/output_file.h"
 #include "expertflow/base/user_cache.h"
 
 namespace ef {
@@ -105,10 +104,7 @@ std::optional<HotProfile> load_profile(const fs::path& file, const std::string& 
   }
 }
 
-void save_profile(const fs::path& file, const HotProfile& profile) {
-  std::error_code error;
-  if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
-  EF_CHECK(!error, DeviceError, "{}: {}", file.parent_path().string(), error.message());
+void save_profile(OutputFile& out, const HotProfile& profile) {
   constexpr double kDigits = 1000;  // of a row: more would be noise
   Json layers = Json::array();
   for (const auto& layer : profile.weight) {
@@ -122,7 +118,6 @@ void save_profile(const fs::path& file, const HotProfile& profile) {
                                  {"layers", layers}})
                                .dump() +
                            "\n";
-  OutputFile out(file);
   out.write(0, std::as_bytes(std::span(text)));
   out.complete(text.size());
   out.publish();

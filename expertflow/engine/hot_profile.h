@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "expertflow/base/ids.h"
+#include "expertflow/base/output_file.h"
 #include "expertflow/engine/cached_experts.h"
 
 namespace ef {
@@ -36,7 +37,7 @@ std::filesystem::path profile_file(const std::string& fingerprint);
 /// and `why` says what was expected and found; empty if there is no such file.
 std::optional<HotProfile> load_profile(const std::filesystem::path& file, const std::string& fingerprint,
                                        const std::vector<int>& experts, std::string& why);
-/// Appears whole or not at all; makes folders. DeviceError naming the file if that fails.
-void save_profile(const std::filesystem::path& file, const HotProfile& profile);
+/// Complete and published. DeviceError naming the file if that fails.
+void save_profile(OutputFile& out, const HotProfile& profile);
 
 }  // namespace ef

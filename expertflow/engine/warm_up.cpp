@@ -40,9 +40,10 @@ Engine::WarmUp Engine::warm_up(const std::function<void(uint64_t, uint64_t)>& pr
     std::string why;
     const auto profile = load_profile(file, model_fingerprint(*files_), experts_by_layer(tiers_->tier->cache()), why);
     if (!why.empty()) log_.warn("expert profile ignored: {}", why);
-    EF_CHECK(profile || !why.empty() || options_.warmup != "profile" || options_.expert_profile == "off" ||
-                 options_.expert_profile == "auto",
-             ConfigError, "expert-profile: {}: no such file", file.string());
+    std::error_code ignored;
+    EF_CHECK(options_.expert_profile == "auto" || !file.has_parent_path() ||
+                 std::filesystem::is_directory(file.parent_path(), ignored),
+             ConfigError, "expert-profile: {}: no such folder", file.string());
     if (profile) {
       result.how = "profile";
       result.experts = tiers_->tier->warm_up(profile->hottest(), progress);
@@ -83,15 +84,18 @@ void Engine::save_profile() {
     for (size_t e = 0; e < saved_use_[l].size(); ++e) use[l][e] -= std::min(use[l][e], saved_use_[l][e]);
   std::string why;
   const std::string fingerprint = model_fingerprint(*files_);
-  HotProfile profile =
-      load_profile(file, fingerprint, experts_by_layer(tiers_->tier->cache()), why).value_or(HotProfile{});
-  if (!why.empty())
-    log_.warn("expert profile {}: {}", options_.expert_profile == "auto" ? "replaced" : "not saved", why);
-  if (!why.empty() && options_.expert_profile != "auto") return;  // a file of the user's that is something else
-  profile.fingerprint = fingerprint;
-  profile.add(use, rows_);
+  const bool ours = options_.expert_profile == "auto";
   try {
-    ef::save_profile(file, profile);
+    std::error_code ignored;
+    if (ours) std::filesystem::create_directories(file.parent_path(), ignored);
+    OutputFile out(file, OutputFile::IfBusy::kWait);  // before it is read: runs of one model may end together
+    HotProfile profile =
+        load_profile(file, fingerprint, experts_by_layer(tiers_->tier->cache()), why).value_or(HotProfile{});
+    if (!why.empty()) log_.warn("expert profile {}: {}", ours ? "replaced" : "not saved", why);
+    if (!why.empty() && !ours) return;  // a file of the user's that is something else
+    profile.fingerprint = fingerprint;
+    profile.add(use, rows_);
+    ef::save_profile(out, profile);
     log_.debug("expert profile of {:.0f} tokens saved to {}", profile.tokens, file.string());
     saved_use_ = tiers_->tier->experts().use();
     rows_ = 0;

@@ -29,7 +29,9 @@ class ProfileFile : public ::testing::Test {
     HotProfile p;
     p.fingerprint = "00ff";
     p.add({{}, {3, 0}}, 3);
-    save_profile(file, p);
+    std::filesystem::create_directories(file.parent_path());
+    OutputFile out(file);
+    save_profile(out, p);
   }
   // With one piece of the text replaced.
   void edit(const std::string& from, const std::string& to) {

@@ -10,6 +10,7 @@
 #include "apps/cli/common.h"
 #include "apps/cli/memory_text.h"
 #include "apps/cli/options_cli11.h"
+#include "apps/cli/outputs.h"
 #include "expertflow/backend/cpu/cpu_backend.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/base/topology.h"
@@ -333,7 +334,9 @@ void add_bench(CLI::App& app, int& exit_code) {
   });
   add_bench_serve(*command, exit_code);
   command->callback([options, command, &exit_code] {
-    if (command->get_subcommands().empty()) exit_code = run_bench_command(*options);
+    if (!command->get_subcommands().empty()) return;
+    check_outputs(*command, {"--record-trace"});
+    exit_code = run_bench_command(*options);
   });
 }
 

@@ -83,7 +83,6 @@ Engine::WarmUp warm_up(Engine& engine, bool quiet, bool tokens_otherwise) {
 
 void TraceOptions::check() const {
   EF_CHECK(!hidden_states || !file.empty(), ConfigError, "--record-hidden: has an effect only with --record-trace");
-  if (!file.empty()) check_output("--record-trace", file);
 }
 
 std::unique_ptr<TraceRecorder> start_trace(const TraceOptions& options, Engine& engine, const std::string& model) {
@@ -93,14 +92,6 @@ std::unique_ptr<TraceRecorder> start_trace(const TraceOptions& options, Engine& 
                                                   [&engine] { return engine.stall_seconds(); });
   engine.set_recorder(recorder.get());
   return recorder;
-}
-
-void check_output(const char* flag, const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::error_code ignored;
-  EF_CHECK(!std::filesystem::is_directory(path, ignored), DeviceError, "{} {}: is a folder", flag, path);
-  EF_CHECK(access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0, DeviceError, "{} {}: cannot create: {}",
-           flag, path, std::strerror(errno));
 }
 
 void write_text(const std::string& path, std::string_view text) {

@@ -67,14 +67,11 @@ struct TraceOptions {
     visit(file, {"--record-trace", "write what every router saw and chose to this file, for replay and inspect"});
     visit(hidden_states, {"--record-hidden", "with the inputs of the MoE blocks, for analyses of one's own"});
   }
-  /// ConfigError if a flag has no effect, DeviceError if the file cannot be created.
+  /// ConfigError if a flag has no effect.
   void check() const;
 };
 /// Null if no file was named. The engine's steps are recorded from now on; set_recorder(nullptr) ends that.
 std::unique_ptr<TraceRecorder> start_trace(const TraceOptions& options, Engine& engine, const std::string& model);
-
-/// DeviceError if such a file could not be created: for what is written only after long work.
-void check_output(const char* flag, const std::string& path);
 
 /// DeviceError naming the file if it cannot be written.
 void write_text(const std::string& path, std::string_view text);

@@ -6,6 +6,7 @@
 #include "apps/cli/common.h"
 #include "apps/cli/inspect_trace.h"
 #include "apps/cli/options_cli11.h"
+#include "apps/cli/outputs.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/memory_budget.h"
 #include "expertflow/engine/model_files.h"
@@ -202,6 +203,7 @@ int run_inspect(const InspectCommand& o) {
     EF_CHECK(o.common.model.empty(), ConfigError, "--model: has no effect with a trace");
     EF_CHECK(!o.tensors, ConfigError, "--tensors: has no effect with a trace");
     EF_CHECK(o.budget.empty(), ConfigError, "--expert-memory: has no effect with a trace");
+    EF_CHECK(o.ctx_size == InspectCommand().ctx_size, ConfigError, "--ctx-size: has no effect with a trace");
     return inspect_trace(o.trace, o.json, o.heat_map);
   }
   o.common.check();
@@ -230,7 +232,10 @@ void add_inspect(CLI::App& app, int& exit_code) {
   command->add_option("TRACE", options->trace, "a recorded trace, instead of a model");
   bind_options(*command, options->common);
   bind_options(*command, *options);
-  command->callback([options, &exit_code] { exit_code = run_inspect(*options); });
+  command->callback([options, command, &exit_code] {
+    check_outputs(*command, {"--heat-map"});
+    exit_code = run_inspect(*options);
+  });
 }
 
 }  // namespace ef::cli

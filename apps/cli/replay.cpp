@@ -9,8 +9,10 @@
 #include "apps/cli/commands.h"
 #include "apps/cli/common.h"
 #include "apps/cli/options_cli11.h"
+#include "apps/cli/outputs.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/cache/policy.h"
+#include "expertflow/engine/fingerprint.h"
 #include "expertflow/engine/predictor_file.h"
 #include "expertflow/engine/prefetch_options.h"
 #include "expertflow/engine/trace_predictions.h"
@@ -227,6 +229,10 @@ Predictions ask_model(const ReplayCommand& o, const SweepOptions& options,
       for (const TraceRow& row : step.rows)
         engine_options.ctx_size = std::max<int64_t>(engine_options.ctx_size, int64_t(row.position) + 1);
   Engine engine(open_model(o.model), engine_options, log);
+  for (const NamedWorkload& w : workloads)
+    if (w.workload.trace->header.fingerprint != model_fingerprint(engine.files()))
+      log.warn("--model: trace {} was recorded with another model: what predictors say of this one may not hold",
+               w.name);
   for (const std::string& name : names) {
     const PredictorChoice choice = choose_predictor(name, engine.files());
     const auto predictor = make_predictor(
@@ -242,7 +248,6 @@ int run_replay(const ReplayCommand& o) {
   EF_CHECK(o.output == "md" || o.output == "json" || o.output == "csv", ConfigError,
            "--output: expected md, json or csv, found \"{}\"", o.output);
   SweepOptions options = sweep_options(o);
-  if (!o.svg.empty()) check_output("--svg", o.svg);
   WorkloadOptions workload_options;
   workload_options.split_rows = o.split_rows;
   workload_options.max_tokens = uint64_t(o.max_tokens);
@@ -283,7 +288,10 @@ void add_replay(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("replay", "Recorded traces under a virtual clock: policies, predictors, distances, budgets");
   bind_options(*command, *options);
-  command->callback([options, &exit_code] { exit_code = run_replay(*options); });
+  command->callback([options, command, &exit_code] {
+    check_outputs(*command, {"--svg"});
+    exit_code = run_replay(*options);
+  });
 }
 
 }  // namespace ef::cli

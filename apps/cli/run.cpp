@@ -9,6 +9,7 @@
 #include "apps/cli/interrupt.h"
 #include "apps/cli/memory_text.h"
 #include "apps/cli/options_cli11.h"
+#include "apps/cli/outputs.h"
 #include "apps/cli/sampling_options.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/generate.h"
@@ -123,12 +124,17 @@ class Runner {
     check_flags();
     const int code = answer();
     end();
-    for (const std::string& line : memory_report_lines(engine_->memory_report()))
-      o_.memory_report ? log_->info("{}", line) : log_->debug("{}", line);
+    for (const std::string& line : memory_report_lines(engine_->memory_report())) say(o_.memory_report, line);
     return code;
   }
 
  private:
+  // What a flag asks for is said, however quiet.
+  void say(bool asked, const std::string& line) {
+    if (asked && o_.common.quiet) return fmt::print(stderr, "{}\n", line);
+    asked ? log_->info("{}", line) : log_->debug("{}", line);
+  }
+
   // What the run leaves: its trace, its statistics, its profile.
   void end() {
     if (recorder_) {
@@ -138,8 +144,7 @@ class Runner {
     }
     const ExpertMetrics metrics = engine_->expert_metrics();
     const ExpertStats stats = engine_->expert_stats();
-    for (const std::string& line : metrics_lines(metrics, stats))
-      o_.stats ? log_->info("{}", line) : log_->debug("{}", line);
+    for (const std::string& line : metrics_lines(metrics, stats)) say(o_.stats, line);
     if (!o_.stats_json.empty()) write_text(o_.stats_json, metrics_json(metrics, stats).dump(1) + "\n");
     engine_->save_profile();
   }
@@ -316,11 +321,11 @@ void add_run(CLI::App& app, int& exit_code) {
   bind_options(*command, *options);
   bind_options(*command, options->sampling);
   bind_options(*command, options->engine);
-  command->callback([options, &exit_code] {
+  command->callback([options, command, &exit_code] {
     options->common.check();
     EF_CHECK(options->dry_run || !options->json, ConfigError, "--json: has an effect only with --dry-run");
     options->trace.check();
-    if (!options->stats_json.empty()) check_output("--stats-json", options->stats_json);
+    check_outputs(*command, {"--record-trace", "--stats-json"});
     EF_CHECK(options->predict >= -1, ConfigError, "--predict: expected -1 or more, found {}", options->predict);
     EF_CHECK(!options->dry_run || !options->memory_report, ConfigError,
              "--memory-report: has no effect with --dry-run");

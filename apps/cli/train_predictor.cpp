@@ -5,6 +5,7 @@
 #include "apps/cli/commands.h"
 #include "apps/cli/common.h"
 #include "apps/cli/options_cli11.h"
+#include "apps/cli/outputs.h"
 #include "expertflow/base/errors.h"
 #include "expertflow/engine/device.h"
 #include "expertflow/engine/predictor_file.h"
@@ -130,7 +131,6 @@ int run_train(const TrainCommand& o) {
   (void)training_options(o, 1);  // what is wrong in any model
   EF_CHECK(o.force || !fs::exists(o.out), ConfigError, "--output {}: the file is there already (--force replaces it)",
            o.out);
-  check_output("--output", o.out);
   const auto log = o.common.make_log();
   EngineOptions engine_options = o.engine;
   engine_options.prediction_horizon = "0";
@@ -193,7 +193,10 @@ void add_train_predictor(CLI::App& app, int& exit_code) {
                       "text files to judge on; none: a tenth of the others is held out");
   bind_options(*command, *options);
   bind_options(*command, options->engine);
-  command->callback([options, &exit_code] { exit_code = run_train(*options); });
+  command->callback([options, command, &exit_code] {
+    check_outputs(*command, {"--output"});
+    exit_code = run_train(*options);
+  });
 }
 
 }  // namespace ef::cli

@@ -70,6 +70,9 @@ GgufHeader read_gguf_header(std::shared_ptr<const ByteSource> source, TensorDire
 /// ModelError with advice if the name is that of a byte-wise part (NAME.gguf.part1of2, NAME.gguf-split-a).
 void refuse_gguf_part(const std::filesystem::path& path);
 
+/// The name of the first shard where a name is one of a split file's, else the name.
+std::string first_shard(const std::string& path);
+
 /// Opens a GGUF given any of its shards (or the only file); the metadata is the first shard's.
 GgufHeader read_gguf(const std::filesystem::path& path, TensorDirectory& directory);
 

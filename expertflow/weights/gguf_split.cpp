@@ -60,6 +60,11 @@ void check_shard(const Shard& shard, const ShardName& name, int64_t number) {
 
 }  // namespace
 
+std::string first_shard(const std::string& path) {
+  const std::optional<ShardName> name = parse_shard_name(path);
+  return name ? shard_path(*name, 1) : path;
+}
+
 void refuse_gguf_part(const fs::path& path) {
   const std::string name = path.filename().string();
   size_t at = std::string::npos;

@@ -142,6 +142,24 @@ TEST(CliProfile, IsKeptOutsideTheModelAndUsed) {
   EXPECT_FALSE(holds(run({}).err, "warm-up")) << "one answer is there sooner without";
 }
 
+// A trace, statistics or a picture never takes the place of what the same command reads or writes.
+TEST(CliOutputs, AreFilesOfTheirOwn) {
+  const TempFolder folder;
+  const std::string model = folder.path / "m-00001-of-00002.gguf", own = folder.path / "a.trace";
+  const std::string shard = folder.path / "m-00002-of-00002.gguf", link = folder.path / "link";
+  for (const std::string& file : {model, shard}) write_file(file, "weights");
+  std::filesystem::create_symlink(shard, link);
+  const Arguments run = {"run", "-m", model, "-p", "a"};
+  for (const std::string& file : {model, shard, link})
+    EXPECT_REFUSED(expertflow(run + Arguments{"--record-trace", file}), 2, "--record-trace", "what --model names");
+  EXPECT_REFUSED(expertflow(run + Arguments{"--record-trace", own, "--stats-json", folder.path / "." / "a.trace"}), 2,
+                 "what --stats-json names");
+  EXPECT_REFUSED(expertflow(run + Arguments{"--predictor", own + ":hybrid", "--stats-json", own}), 2, "--predictor");
+  EXPECT_REFUSED(expertflow({"run", "-m", folder.path, "-p", "a", "--stats-json", shard}), 2, "--model");
+  const auto through = expertflow(ids_run({"--stats-json", "/dev/stdout"}));
+  EXPECT_TRUE(holds(through.out, "\"prediction_hit_rate\"")) << through.out << through.err;
+}
+
 TEST(CliProfile, AnothersFileIsLeftAlone) {
   const TempFolder folder;
   const std::string file = folder.path / "notes.json";

@@ -71,6 +71,7 @@ TEST(CliReplay, AsksTheModelsPredictors) {
                                            "--layer-time", "100", "--min-probability", "0", "-o", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_GT(nlohmann::json::parse(result.out)[0].at("ahead").get<int>(), 0);
+  EXPECT_TRUE(holds(result.err, "recorded with another model")) << result.err;
 }
 
 TEST(CliReplay, RefusesByName) {
@@ -92,6 +93,7 @@ TEST(CliReplay, RefusesByName) {
   refused({"--distance", "1.5"}, "whole");
   refused({"--bandwidth-changes", "1.5:1"}, "--bandwidth-changes");
   EXPECT_REFUSED(expertflow(base + Arguments{"--svg", "/nowhere/x.svg"}), 4, "--svg");
+  refused({"--svg", trace}, "expected a file of its own, found what --trace names");
   refused({"--bandwidth", "1,,2"}, "--bandwidth");
   refused({"--bandwidth-changes", "10:1,5:2"}, "ascending");
   refused({"-o", "xml"}, "--output");

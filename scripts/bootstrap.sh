@@ -2,6 +2,7 @@
 # Installs what the build needs and the machine lacks. Debian and Ubuntu: with apt-get; elsewhere it only says what to install.
 #   scripts/bootstrap.sh          compiler, CMake and libraries
 #   scripts/bootstrap.sh --dev    the pinned formatter and linter too
+#   scripts/bootstrap.sh --browser  Chromium too, for the dashboard's tests
 #   scripts/bootstrap.sh --check  installs nothing; exits 1 when something is missing
 set -euo pipefail
 
@@ -11,8 +12,9 @@ check=0
 for argument in "$@"; do
   case "$argument" in
     --dev) packages+=(clang-format-14 clang-tidy-14) ;;
+    --browser) packages+=(chromium) ;;
     --check) check=1 ;;
-    *) echo "bootstrap: unknown argument '$argument' (known: --dev, --check)" >&2; exit 2 ;;
+    *) echo "bootstrap: unknown argument '$argument' (known: --dev, --browser, --check)" >&2; exit 2 ;;
   esac
 done
 

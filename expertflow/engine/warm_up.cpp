@@ -22,6 +22,13 @@ std::vector<int> experts_by_layer(const ExpertCache& cache) {
   return experts;
 }
 
+// A profile's own folder is made where it is to lie; what lacks more is a mistyped path.
+void check_place(const std::filesystem::path& file) {
+  const std::filesystem::path above = std::filesystem::absolute(file).parent_path().parent_path();
+  std::error_code ignored;
+  EF_CHECK(std::filesystem::is_directory(above, ignored), ConfigError,
+           "expert-profile: {}: expected a folder, found none at {}", file.string(), above.string());
+}
 }  // namespace
 
 std::filesystem::path Engine::profile_path() const {
@@ -37,13 +44,10 @@ Engine::WarmUp Engine::warm_up(const std::function<void(uint64_t, uint64_t)>& pr
   const Duration begin = clock_.now();
   if (tokens == 0) {
     const std::filesystem::path file = profile_path();
+    if (options_.expert_profile != "auto" && !file.empty()) check_place(file);
     std::string why;
     const auto profile = load_profile(file, model_fingerprint(*files_), experts_by_layer(tiers_->tier->cache()), why);
     if (!why.empty()) log_.warn("expert profile ignored: {}", why);
-    std::error_code ignored;
-    EF_CHECK(options_.expert_profile == "auto" || !file.has_parent_path() ||
-                 std::filesystem::is_directory(file.parent_path(), ignored),
-             ConfigError, "expert-profile: {}: no such folder", file.string());
     if (profile) {
       result.how = "profile";
       result.experts = tiers_->tier->warm_up(profile->hottest(), progress);
@@ -87,7 +91,7 @@ void Engine::save_profile() {
   const bool ours = options_.expert_profile == "auto";
   try {
     std::error_code ignored;
-    if (ours) std::filesystem::create_directories(file.parent_path(), ignored);
+    if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), ignored);
     OutputFile out(file, OutputFile::IfBusy::kWait);  // before it is read: runs of one model may end together
     HotProfile profile =
         load_profile(file, fingerprint, experts_by_layer(tiers_->tier->cache()), why).value_or(HotProfile{});

@@ -168,6 +168,12 @@ TEST(CliProfile, AnothersFileIsLeftAlone) {
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_TRUE(holds(result.err, "expert profile ignored: " + file)) << result.err;
   EXPECT_EQ(read_text_file(file), "{\"mine\": 1}");
+  const std::string one = folder.path / "profiles" / "p.json", two = folder.path / "a" / "b" / "p.json";
+  const Arguments half = {"--expert-memory", "50%", "--warmup", "profile", "--expert-profile"};
+  EXPECT_EQ(expertflow(ids_run(half + Arguments{one})).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::exists(one));
+  EXPECT_EQ(expertflow(ids_run(half + Arguments{"off"})).exit_code, 0);
+  EXPECT_REFUSED(expertflow(ids_run(half + Arguments{two})), 2, "expert-profile", "expected a folder");
 }
 
 TEST(CliForesight, ValuesOutOfRangeAreRefusedByName) {

@@ -84,8 +84,9 @@ struct Block {
     position = *p.position, sequence = *p.sequence;
     pieces = pieces_for(plan, position + 1);
     units = units_of(p, pieces);
-    if (tid == 0) first = cut_of(site(), int(blockIdx.x));
-    if (attends(site())) place = first_place(site(), cut_of(site(), int(blockIdx.x)));
+    const Cut cut = cut_of(site(), int(blockIdx.x));
+    if (tid == 0) first = cut;
+    if (attends(site())) place = first_place(site(), cut);
     meet_all(p.arrived);
   }
 
@@ -134,7 +135,8 @@ struct Block {
     const float* weight = phase == kQkv ? l().attn_norm : phase == kGated ? l().ffn_norm : nullptr;
     plain = phase == kGated && p.route.experts > int(gridDim.x) ? vector + n : nullptr;
     Rest rest;
-    if (phase == kDown) rest = {2000, 300};  // weights take longer than that
+    // The weights take about three times as long as the first one.
+    if (phase == kDown) rest = {unsigned(lots.columns.count() * n / 48), 300};
     if (phase == kO && !attends(site())) rest = {0, 150};
     float logit = 0;
     factor = gather<F>(

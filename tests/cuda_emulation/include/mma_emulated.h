@@ -98,6 +98,10 @@ inline void copy16_async(void* shared, const void* global, bool valid,
                          emulated::Place where = emulated::Place::current()) {
   emulated::copy_later(shared, valid ? global : nullptr, where);
 }
+inline void copy16_async_where(void* shared, const void* global, bool wanted,
+                               emulated::Place where = emulated::Place::current()) {
+  if (wanted) emulated::copy_later(shared, global, where);
+}
 inline void copy_async_commit() { emulated::end_copy_group(); }
 template <int kPending>
 void copy_async_wait() {

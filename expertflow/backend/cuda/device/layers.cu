@@ -11,7 +11,7 @@ namespace stay {
 namespace {
 
 // A block at work: shared memory, and what its threads keep from phase to phase.
-template <class F, int kSlots>
+template <class F>
 struct Block {
   __device__ Block(const Job& job, uint8_t* memory)
       : job(job),
@@ -19,6 +19,7 @@ struct Block {
         plan(job.plan),
         chosen(*reinterpret_cast<Chosen*>(memory + plan.chosen)),
         of_warps(*reinterpret_cast<OfWarps*>(memory + plan.of_warps)),
+        first(*reinterpret_cast<Cut*>(memory + plan.first)),
         layers(reinterpret_cast<LayerOf*>(memory + plan.layers)),
         vector(reinterpret_cast<float*>(memory + plan.vector)),
         sums(reinterpret_cast<float*>(memory + plan.sums)),
@@ -29,6 +30,14 @@ struct Block {
         lots(p, plan, reinterpret_cast<Lot*>(memory + plan.lots)),
         feed(p, memory, lots, chosen, layers) {}
 
+  // What the router needs and others do not write: the begin of a row of its matrix, and where experts lie.
+  static constexpr int kEarly = 2;  // parts of four columns
+  struct Early {
+    uint4 words[kEarly];
+    const uint8_t* pointers[3];
+    float bias;
+  };
+
   __device__ void run() {
     begin();
 #pragma unroll 1
@@ -37,23 +46,23 @@ struct Block {
       if (layer + 1 == p.count) let_later_start();
 #pragma unroll 1
       for (int phase = kQkv; phase < kPhases; ++phase) {
-        if (phase == kO) {
-          attend();
-          read_layer(layer + 1);
-        }
-        uint4 words[2];
-        const uint8_t* pointers[3];
-        if (phase == kGated) fetch_early(words, pointers);
-        fetch(phase);
+        Early early;
+        if (phase == kGated) fetch_early(early);
+        fetch(phase, early);
         if (phase == kGated) {
-          rate(words, pointers);
+          rate(early);
           choose();
         }
         multiply(phase);
         __syncthreads();
-        finish(phase);
         // Numbers that are waited for would come behind the weights that are asked for first.
-        if (phase != kQkv || !attends(site())) feed.fill();
+        const bool attending = phase == kQkv && attends(site());
+        finish(phase);
+        if (!attending) feed.fill();
+        if (phase == kQkv) {
+          attend(attending);
+          read_layer(layer + 1);
+        }
       }
     }
     leave_all(p.arrived);
@@ -74,7 +83,10 @@ struct Block {
     for (int i = tid; i < p.rotary / 2; i += kThreads) cos[i] = p.cos[i], cos[p.rotary / 2 + i] = p.sin[i];
     position = *p.position, sequence = *p.sequence;
     pieces = pieces_for(plan, position + 1);
-    places = places_of(site());
+    units = units_of(p, pieces);
+    const Cut cut = cut_of(site(), int(blockIdx.x));
+    if (tid == 0) first = cut;
+    if (attends(site())) place = first_place(site(), cut);
     meet_all(p.arrived);
   }
 
@@ -89,32 +101,61 @@ struct Block {
     AttendSite site(job, l());
     site.scratch = scratch, site.space = vector;
     site.cos = cos, site.sin = cos + p.rotary / 2;
-    site.position = position, site.sequence = sequence, site.pieces = pieces, site.tag = tag;
-    const LayerOf &here = l(), &first = p.layer[0];
-    site.places = places;
-    site.placed = here.block_table == first.block_table && here.window == first.window;
+    site.position = position, site.sequence = sequence, site.pieces = pieces, site.units = units, site.tag = tag;
     return site;
   }
-  __device__ void attend() {
+  __device__ bool placed() const {
+    const LayerOf &here = l(), &first = p.layer[0];
+    return here.block_table == first.block_table && here.window == first.window;
+  }
+  __device__ void attend(bool attending) {
     const auto when_ready = [&] { feed.fill(); };
+    const AttendSite here = site();
+    Held held;
+    Cut cut = first;
+    if (attending) {
+      Place at = place;
+      if (!placed()) cut = cut_of(here, int(blockIdx.x)), at = first_place(here, cut);
+      load_tile(here, at, held);
+    }
     if (p.kv_type == 1)
-      attend_row<KvF16>(site(), when_ready);
+      attend_row<KvF16>(here, cut, held, when_ready);
     else
-      attend_row<KvBF16>(site(), when_ready);
+      attend_row<KvBF16>(here, cut, held, when_ready);
   }
 
   // What a phase multiplies, to shared memory.
-  __device__ void fetch(int phase) {
-    const bool normed = phase == kQkv || phase == kGated;
+  __device__ void fetch(int phase, Early& early) {
+    const bool normed = phase == kQkv || phase == kGated, rated = phase == kGated && int(blockIdx.x) < p.route.experts;
     const int64_t from = phase == kQkv     ? plan.after_experts
                          : phase == kO     ? plan.attn
                          : phase == kGated ? plan.after_attn
                                            : plan.middle;
     const int n = normed ? p.hidden : phase == kO ? p.heads * p.head_dim : p.route.top_k * p.ffn;
     const float* weight = phase == kQkv ? l().attn_norm : phase == kGated ? l().ffn_norm : nullptr;
-    plain = vector + n;
-    factor = gather<F>({reinterpret_cast<uint32_t*>(vector), phase == kGated ? plain : nullptr}, scratch + from, n,
-                       weight, phase == kQkv ? tag ^ 1 : tag, of_warps);
+    plain = phase == kGated && p.route.experts > int(gridDim.x) ? vector + n : nullptr;
+    Rest rest;
+    // The weights take about three times as long as the first one.
+    if (phase == kDown) rest = {unsigned(lots.columns.count() * n / 48), 300};
+    if (phase == kO && !attends(site())) rest = {0, 150};
+    float logit = 0;
+    factor = gather<F>(
+        {reinterpret_cast<uint32_t*>(vector), plain}, scratch + from, n, weight, phase == kQkv ? tag ^ 1 : tag, rest,
+        of_warps,
+        [&](int j, bool first, int i, const float4& x) {
+          if (!rated) return;
+          const bool there = first && j < kEarly;
+          logit += router_sum(there ? early.words[j < kEarly ? j : 0] : router_words(int(blockIdx.x), i), x);
+        },
+        [&] {
+          if (phase != kGated) return;
+          if (tid < p.route.experts) keep_pointers(tid, early.pointers);
+#pragma unroll 1
+          for (int e = tid + kThreads; e < p.route.experts; e += kThreads)
+            pointers_of(e, early.pointers), keep_pointers(e, early.pointers);
+          logit = warp_sum(logit);
+          if (lane == 0) of_warps.rated[warp] = logit;
+        });
     if (normed) inverse = inverse_rms_of(of_warps.squares, p.hidden, phase == kQkv ? p.attn_eps : p.ffn_eps);
     factor *= normed ? inverse : 1.f;
   }
@@ -122,6 +163,7 @@ struct Block {
   __device__ void multiply(int phase) {
     const int begin = lots_before(phase), end = lots_before(phase + 1), chunks = lots.chunks(phase);
     const uint32_t* pairs = reinterpret_cast<const uint32_t*>(vector);
+    feed.fill();
     // Sums of a row side by side, one for each chunk of columns; up behind gate.
     const int step = phase == kGated ? 2 * chunks : chunks, high = phase == kGated ? chunks : kHalf * chunks;
 #pragma unroll 1
@@ -146,9 +188,9 @@ struct Block {
   }
 
   // From sums to what other blocks wait for.
-  // Eight lanes a result: the sums of its chunks, or experts, go round them.
+  // Four lanes a result: the sums of its chunks, or experts, go round them.
   __device__ void finish(int phase) {
-    constexpr int kLanesEach = 8;
+    constexpr int kLanesEach = 4;
     const int n = phase == kQkv ? lots.qkv.count() : phase == kGated ? lots.gated.count() : lots.columns.count();
     const int chunks = lots.chunks(phase), mine = tid % kLanesEach;
 #pragma unroll 1
@@ -223,31 +265,35 @@ struct Block {
       p.x[lots.columns.first + i] = own[i];
   }
 
-  // What the router needs and others do not write: a row of its matrix, and where experts lie.
-  __device__ void fetch_early(uint4 (&words)[2], const uint8_t* (&pointers)[3]) const {
-    if (int(blockIdx.x) < p.route.experts) router_words(int(blockIdx.x), kUnit * tid, words);
-    if (tid < p.route.experts) pointers_of(tid, pointers);
+  __device__ void fetch_early(Early& early) const {
+    const int e = int(blockIdx.x);
+    early.bias = 0;
+#pragma unroll
+    for (int j = 0; j < kEarly; ++j)
+      if (e < p.route.experts && 4 * (tid + kThreads * j) < p.hidden)
+        early.words[j] = router_words(e, 4 * (tid + kThreads * j));
+    if (tid < p.route.experts) pointers_of(tid, early.pointers);
+    if (tid == 0 && e < p.route.experts && l().router_bias) early.bias = __ldg(l().router_bias + e);
   }
-  __device__ void router_words(int e, int c, uint4 (&out)[2]) const {
-    if (c >= p.hidden) return;
-    const int bytes = p.router_format == Fmt::kF32 ? 4 : 2;
-    const uint4* at = reinterpret_cast<const uint4*>(l().router + (int64_t(e) * p.hidden + c) * bytes);
-    out[0] = __ldg(at);
-    if (bytes == 4) out[1] = __ldg(at + 1);
+  // Four columns from c on.
+  __device__ uint4 router_words(int e, int c) const {
+    const uint8_t* row = l().router + int64_t(e) * p.hidden * (p.router_format == Fmt::kF32 ? 4 : 2);
+    if (p.router_format == Fmt::kF32) return __ldg(reinterpret_cast<const uint4*>(row) + c / 4);
+    const uint2 two = __ldg(reinterpret_cast<const uint2*>(row) + c / 4);
+    return make_uint4(two.x, two.y, 0, 0);
   }
-  __device__ float router_sum(const uint4 (&words)[2], const float* x) const {
-    const uint32_t all[8] = {words[0].x, words[0].y, words[0].z, words[0].w,
-                             words[1].x, words[1].y, words[1].z, words[1].w};
-    float w[kUnit];
-    if (p.router_format == Fmt::kF32)
-      for (int i = 0; i < kUnit; ++i) w[i] = __uint_as_float(all[i]);
-    else if (p.router_format == Fmt::kF16)
-      numbers_of(F16{}, all, w);
-    else
-      numbers_of(BF16{}, all, w);
-    float sum = 0;
-    for (int i = 0; i < kUnit; ++i) sum = fmaf(w[i], x[i], sum);
-    return sum;
+  __device__ float router_sum(const uint4& words, const float4& x) const {
+    float w[4];
+    if (p.router_format == Fmt::kF32) {
+      w[0] = __uint_as_float(words.x), w[1] = __uint_as_float(words.y);
+      w[2] = __uint_as_float(words.z), w[3] = __uint_as_float(words.w);
+    } else {
+      const bool half = p.router_format == Fmt::kF16;
+      const float2 a = half ? KvF16::unpack(words.x) : KvBF16::unpack(words.x);
+      const float2 b = half ? KvF16::unpack(words.y) : KvBF16::unpack(words.y);
+      w[0] = a.x, w[1] = a.y, w[2] = b.x, w[3] = b.y;
+    }
+    return fmaf(w[3], x.w, fmaf(w[2], x.z, fmaf(w[1], x.y, w[0] * x.x)));
   }
   __device__ void pointers_of(int e, const uint8_t* (&out)[3]) const {
     const ExpertEntry* entry = l().table + e;
@@ -257,21 +303,18 @@ struct Block {
     for (int i = 0; i < 3; ++i) table[3 * e + i] = from[i];
   }
 
-  // Logits of the router: experts go round the blocks.
-  __device__ void rate(uint4 (&words)[2], const uint8_t* (&pointers)[3]) {
-    float* const parts = sums;  // [kWarps]
+  // Logits of the router: experts go round the blocks; the first came with the vector.
+  __device__ void rate(const Early& early) {
     const int experts = p.route.experts;
-    if (tid < experts) keep_pointers(tid, pointers);
+    if (tid == 0 && int(blockIdx.x) < experts)
+      put(scratch + plan.logits + blockIdx.x, sum_of(of_warps.rated, kWarps) * inverse + early.bias, tag);
+    float* const parts = sums;  // [kWarps]
 #pragma unroll 1
-    for (int e = tid + kThreads; e < experts; e += kThreads) pointers_of(e, pointers), keep_pointers(e, pointers);
-#pragma unroll 1
-    for (int e = int(blockIdx.x); e < experts; e += int(gridDim.x)) {
+    for (int e = int(blockIdx.x + gridDim.x); e < experts; e += int(gridDim.x)) {
       float sum = 0;
 #pragma unroll 1
-      for (int c = kUnit * tid; c < p.hidden; c += kUnit * kThreads) {
-        if (e != int(blockIdx.x) || c != kUnit * tid) router_words(e, c, words);
-        sum += router_sum(words, plain + c);
-      }
+      for (int c = 4 * tid; c < p.hidden; c += 4 * kThreads)
+        sum += router_sum(router_words(e, c), *reinterpret_cast<const float4*>(plain + c));
       sum = warp_sum(sum);
       if (lane == 0) parts[warp] = sum;
       __syncthreads();
@@ -289,35 +332,45 @@ struct Block {
     RouteParams rules = p.route;
     rules.selection_bias = l().selection_bias;
     const bool few = few_routes(rules);
-    if (!few) read_logits();
-    __syncthreads();
-    if (warp == 0) {
-      Choice mine;
-      if (!few)
-        mine = route_any(rules);
-      else if (rules.experts <= kLanes * 4)
-        mine = route_few<4>(rules, scratch + plan.logits, tag, lane);
-      else
-        mine = route_few<kRouted>(rules, scratch + plan.logits, tag, lane);
-      if (lane < rules.top_k) {
-        const bool exists = unsigned(mine.id) < unsigned(rules.experts);
-        for (int i = 0; i < 3; ++i) chosen.matrix[3 * lane + i] = exists ? table[3 * mine.id + i] : nullptr;
-        chosen.weight[lane] = exists ? mine.weight : 0.f;
-      }
+    if (!few) {
+      read_logits();
+      __syncthreads();
     }
-    __syncthreads();
+    if (warp > 0) {
+      __syncthreads();
+    } else if (few) {
+      rules.experts <= kLanes * 4 ? choose_few<4>(rules) : choose_few<kRouted>(rules);
+    } else {
+      rules.ids = chosen.id, rules.weights = chosen.weight;
+      routing::route_row(rules, 0, sums, sums + rules.experts, lane);
+      __syncwarp();
+      keep_choice(rules, chosen.id[lane % rules.top_k]);
+      __syncthreads();
+    }
     feed.knows(layer);
+  }
+  // The weights, which are not wanted before the last phase, while others go on.
+  template <int kEach>
+  __device__ void choose_few(const RouteParams& rules) {
+    Few<kEach> few;
+    few.read(rules, scratch + plan.logits, tag, lane);
+    const int id = few.choose(rules, lane);
+    keep_choice(rules, id);
+    __syncthreads();
+    feed.knows(layer), feed.fill();
+    const float weight = few.weigh(rules, id, lane);
+    if (lane < rules.top_k) chosen.weight[lane] = weight;
+  }
+  __device__ void keep_choice(const RouteParams& rules, int id) {
+    if (lane >= rules.top_k) return;
+    const bool exists = unsigned(id) < unsigned(rules.experts);
+    for (int i = 0; i < 3; ++i) chosen.matrix[3 * lane + i] = exists ? table[3 * id + i] : nullptr;
+    if (!exists) chosen.weight[lane] = 0.f;
   }
   __device__ void read_logits() {
 #pragma unroll 1
     for (int e = tid; e < p.route.experts; e += kThreads) sums[e] = get(scratch + plan.logits + e, tag);
   }
-  __device__ Choice route_any(RouteParams& rules) {
-    rules.ids = chosen.id, rules.weights = chosen.weight;
-    routing::route_row(rules, 0, sums, sums + rules.experts, lane);
-    return lane < rules.top_k ? Choice{chosen.id[lane], chosen.weight[lane]} : Choice{};
-  }
-
   __device__ const LayerOf& l() const { return layers[layer % 2]; }
   static __device__ float sum_of(const float* from, int n) {
     float sum = 0;
@@ -331,31 +384,31 @@ struct Block {
   const Plan& plan;
   Chosen& chosen;
   OfWarps& of_warps;
+  Cut& first;       // unit, if it attends
   LayerOf* layers;  // [2]: this one and the next
   float *vector, *sums, *own, *cos;
   float* plain = nullptr;  // in vector, for the router
   const uint8_t** table;
   float* scratch;
   Lots lots;
-  Feed<F, kSlots> feed;
+  Feed<F> feed;
   const int tid = int(threadIdx.x), lane = tid % kLanes, warp = tid / kLanes;
   int layer = 0, position = 0, sequence = 0;
   Pieces pieces;
-  Places places;
+  int units = 0;
+  Place place;
   unsigned tag = 0;
   // What sums of products are to be multiplied by, and of that what normalises.
   float factor = 1.f, inverse = 1.f;
 };
 
-template <class F, int kSlots>
+template <class F>
 __global__ void __launch_bounds__(kThreads, 1) layers_kernel(const __grid_constant__ Job job) {
   EF_DYNAMIC_SHARED(uint8_t, memory);
-  Block<F, kSlots>(job, memory).run();
+  Block<F>(job, memory).run();
 }
 
 // ---- How it is cut ----
-
-constexpr int kDeep = 3, kShallow = 2;  // slots of a warp
 
 int64_t per_block(int64_t n, int64_t blocks) { return (n + blocks - 1) / blocks; }
 
@@ -372,7 +425,7 @@ void place_exchange(const LayersParams& p, Plan& plan) {
   take(plan.after_experts, p.hidden);  // the last: it begins with numbers of its own
 }
 
-bool place_shared(const LayersParams& p, int slots, Plan& plan) {
+bool place_shared(const LayersParams& p, Plan& plan) {
   const int64_t top_k = p.route.top_k, q = int64_t(p.heads) * p.head_dim, kv = int64_t(p.kv_heads) * p.head_dim;
   const auto chunks = [](int64_t cols) { return (cols + kChunk - 1) / kChunk; };
   const int64_t columns = per_block(p.hidden, plan.blocks), qkv = per_block(q + 2 * kv, plan.blocks),
@@ -383,10 +436,11 @@ bool place_shared(const LayersParams& p, int slots, Plan& plan) {
   plan.most_lots = int(of_warp((per_block(qkv, kRows) + 2) * in) + of_warp(per_block(columns, kRows) * o) +
                        of_warp((per_block(gated, kHalf) + per_block(gated, p.ffn) + 1) * in) +
                        of_warp(top_k * per_block(columns, kRows) * down));
-  int64_t at = int64_t(kWarps) * slots * kLotBytes;
+  int64_t at = int64_t(kWarps) * kSlots * kLotBytes;
   const auto take = [&](int& place, int64_t bytes) { place = int(at), at += (bytes + 15) / 16 * 16; };
   take(plan.chosen, sizeof(Chosen));
   take(plan.of_warps, sizeof(OfWarps));
+  take(plan.first, sizeof(Cut));
   take(plan.layers, 2 * sizeof(LayerOf));
   take(plan.lots, kWarps * int64_t(sizeof(Lot)) * plan.most_lots);
   take(plan.vector,
@@ -396,7 +450,7 @@ bool place_shared(const LayersParams& p, int slots, Plan& plan) {
   take(plan.table, 24 * int64_t(p.route.experts));
   take(plan.own, 4 * columns);
   take(plan.turn, 4 * p.rotary);
-  plan.slots = slots, plan.shared = size_t(at);
+  plan.shared = size_t(at);
   return at <= device_traits().shared_bytes;
 }
 
@@ -414,19 +468,14 @@ bool make_plan(const LayersParams& p, Plan& plan) {
   for (const int cols : {p.hidden, p.heads * dim, p.ffn})
     if (cols < kStep || cols % kStep != 0) return false;
   while (plan.block_shift < 20 && 1 << plan.block_shift < p.block_tokens) ++plan.block_shift;
-  if (1 << plan.block_shift != p.block_tokens) return false;
+  if (1 << plan.block_shift != p.block_tokens || p.block_tokens < kTile) return false;
   // All blocks have columns: numbers of all are waited for.
   plan.blocks = std::min(device_traits().multiprocessors, p.hidden);
   plan.short_pieces = std::clamp(plan.blocks / p.heads, 1, kMostPieces);
   plan.long_heads = p.heads / p.kv_heads % 4 == 0 ? 4 : 1;
   plan.long_pieces = std::clamp(plan.blocks * plan.long_heads / p.heads, 1, kMostPieces);
   place_exchange(p, plan);
-  return place_shared(p, kDeep, plan) || place_shared(p, kShallow, plan);
-}
-
-template <class F>
-cudaError_t start(const Job& job, const Shape& shape, cudaStream_t stream) {
-  return launch(job.plan.slots == kDeep ? layers_kernel<F, kDeep> : layers_kernel<F, kShallow>, shape, stream, job);
+  return place_shared(p, plan);
 }
 
 }  // namespace
@@ -449,7 +498,7 @@ cudaError_t layers(const LayersParams& p, cudaStream_t stream) {
   Shape shape;
   shape.grid = unsigned(job.plan.blocks), shape.block = stay::kThreads;
   shape.shared = job.plan.shared, shape.together = true;
-  return p.format == Fmt::kF16 ? stay::start<F16>(job, shape, stream) : stay::start<BF16>(job, shape, stream);
+  return launch(p.format == Fmt::kF16 ? stay::layers_kernel<F16> : stay::layers_kernel<BF16>, shape, stream, job);
 }
 
 }  // namespace ef::cuda

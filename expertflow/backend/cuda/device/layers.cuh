@@ -14,13 +14,14 @@ constexpr int kUnit = 8;                     // columns: 16 bytes
 constexpr int kHalf = 8, kRows = 2 * kHalf;  // rows of a lot
 constexpr int kChunk = kLanes * kUnit;       // columns of a lot
 constexpr int kRowBytes = 2 * kChunk, kLotBytes = kRows * kRowBytes;
-constexpr int kMostTopK = 32, kMostHeadDim = 256, kMostPieces = 32;
+constexpr int kMostTopK = 32, kMostHeadDim = 128, kMostPieces = 32;
+constexpr int kSlots = 2;    // of a warp: more would be a queue that what blocks exchange waits behind
 constexpr int kPiece = 256;  // positions that a block takes before others share a head
 
 enum Phase : int { kQkv, kO, kGated, kDown, kPhases };
 
 struct Plan {
-  int blocks = 0, slots = 0;
+  int blocks = 0;
   int block_shift = 0;  ///< block_tokens is two to that
   int short_pieces = 1, long_heads = 1, long_pieces = 1;
   // Floats from the beginning of scratch: what blocks exchange.
@@ -29,7 +30,7 @@ struct Plan {
   int64_t floats = 0;
   int most_lots = 0;  ///< of a warp
   // Bytes from the beginning of shared memory, behind the slots.
-  int chosen = 0, of_warps = 0, layers = 0, lots = 0, vector = 0, sums = 0, table = 0, own = 0, turn = 0;
+  int chosen = 0, of_warps = 0, first = 0, layers = 0, lots = 0, vector = 0, sums = 0, table = 0, own = 0, turn = 0;
   size_t shared = 0;
 };
 
@@ -133,7 +134,7 @@ struct Lots {
 
 // The warp's lots on their way through its slots. In a slot, the 16 bytes of columns 8 u to 8 u + 7 of row r are at
 // 32 r + (u ^ r % 8) of them: eight rows then lie in different banks.
-template <class F, int kSlots>
+template <class F>
 struct Feed {
   using H = typename Half<F>::Of;
 
@@ -156,21 +157,22 @@ struct Feed {
       const int i = next_lot++;
       const Lot lot = list[i];
       const bool gated = i >= routed && i < down;
-      const uint8_t* a = i < routed ? layers[layer % 2].matrix[lot.source] : chosen.matrix[lot.source];
-      const int row_bytes = 2 * (i >= down ? p.ffn : i >= dense_o && i < routed ? p.heads * p.head_dim : p.hidden);
+      const uint32_t row_bytes = 2 * (i >= down ? p.ffn : i >= dense_o && i < routed ? p.heads * p.head_dim : p.hidden);
       const int64_t from = int64_t(lot.offset) * 16 + lane * 16;
+      const uint8_t* a = i < routed ? layers[layer % 2].matrix[lot.source] : chosen.matrix[lot.source];
       const uint8_t* b = gated ? chosen.matrix[lot.source + 1] : a + kHalf * row_bytes;
-      if (a && lane < lot.units) copy_rows(slots + slot * kLotBytes, a + from, lot.low, b + from, lot.high, row_bytes);
+      const bool mine = a && lane < lot.units;
+      uint8_t* to = slots + slot * kLotBytes;
+      copy_rows(to, a + from, mine ? lot.low : 0, row_bytes);
+      copy_rows(to + kHalf * kRowBytes, b + from, mine ? lot.high : 0, row_bytes);
     }
     copy_async_commit();
   }
-  __device__ void copy_rows(uint8_t* to, const uint8_t* a, int low, const uint8_t* b, int high, int row_bytes) const {
+  __device__ void copy_rows(uint8_t* to, const uint8_t* from, int count, uint32_t row_bytes) const {
 #pragma unroll
-    for (int i = 0; i < kHalf; ++i, a += row_bytes)
-      if (i < low) copy16_async(to + i * kRowBytes + (lane ^ i) * 16, a, true);
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i, b += row_bytes)
-      if (i < high) copy16_async(to + (kHalf + i) * kRowBytes + (lane ^ i) * 16, b, true);
+    for (int i = 0; i < kHalf; ++i)
+      copy16_async_where(to + (16 * lane ^ 16 * i) + i * kRowBytes, from + uint64_t(row_bytes) * uint32_t(i),
+                         i < count);
   }
   // Slots that were left empty, as far as it is known what follows.
   __device__ void fill() {
@@ -179,7 +181,7 @@ struct Feed {
 #pragma unroll 1
     for (int i = kSlots - some; i < kSlots; ++i) issue(at + i < kSlots ? at + i : at + i - kSlots);
   }
-  __device__ void knows(int of_layer) { known = of_layer, fill(); }
+  __device__ void knows(int of_layer) { known = of_layer; }
 
   // Sums of the next lot's rows lane / 4 and 8 + lane / 4 times the vector's columns, at all lanes. As products of
   // matrices: the rows by two columns, the high and the low parts of the vector. more: whether what follows is wanted
@@ -190,14 +192,15 @@ struct Feed {
     const int row = lane / 8 % 2 * 8 + lane % 8, half = lane / 16, part = lane / 4 % 2, pair = lane % 4;
     const uint8_t* slot = slots + at * kLotBytes + row * kRowBytes;
     const uint32_t* x = vector + lot.chunk * kChunk + part * 8 + pair * 2;
+    const int turned = (half ^ (row & 7)) * 16;
     float sum[4][4] = {};
     const int steps = lot.units / 2;
     if (steps == kLanes / 2) {
 #pragma unroll
-      for (int s = 0; s < kLanes / 2; ++s) step(slot, x, s, row, half, sum[s % 4]);
+      for (int s = 0; s < kLanes / 2; ++s) step(slot, x, s, turned, sum[s % 4]);
     } else {
 #pragma unroll 1
-      for (int s = 0; s < steps; ++s) step(slot, x, s, row, half, sum[0]);
+      for (int s = 0; s < steps; ++s) step(slot, x, s, turned, sum[0]);
     }
     __syncwarp();  // all have read
     if (more) {
@@ -212,9 +215,10 @@ struct Feed {
     for (int i = 0; i < 4; ++i) all[i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
     return make_float2(all[0] + all[1], all[2] + all[3]);
   }
-  static __device__ void step(const uint8_t* slot, const uint32_t* x, int s, int row, int half, float (&sum)[4]) {
+  // turned: 16 ((2 s + half) ^ row % 8) without the bits of s, so that four addresses do for all steps.
+  static __device__ void step(const uint8_t* slot, const uint32_t* x, int s, int turned, float (&sum)[4]) {
     uint32_t a[4];
-    ldmatrix_x4(a, slot + ((2 * s + half) ^ (row & 7)) * 16);
+    ldmatrix_x4(a, slot + (32 * (s % 4) ^ turned) + 128 * (s / 4));
     const uint2 b = *reinterpret_cast<const uint2*>(x + 16 * s);
     H::mma(sum, a, {b.x, b.y});
   }

@@ -12,6 +12,9 @@ constexpr int kWarps = 8, kThreads = kWarps * kLanes;
 
 #ifdef EF_CUDA_EMULATED
 __device__ inline uint4 look(const float* at) { return *reinterpret_cast<const uint4*>(at); }
+__device__ inline void look_where(bool wanted, const float* at, uint4& v) {
+  if (wanted) v = look(at);
+}
 __device__ inline unsigned look1(const float* at) { return *reinterpret_cast<const unsigned*>(at); }
 __device__ inline void show(float* at, unsigned bits) { *reinterpret_cast<unsigned*>(at) = bits; }
 __device__ inline void pause() { emulated::let_other_blocks(); }
@@ -24,6 +27,13 @@ __device__ inline uint4 look(const float* at) {
                : "l"(at)
                : "memory");
   return v;
+}
+// Without a branch, so that several are under way at once.
+__device__ inline void look_where(bool wanted, const float* at, uint4& v) {
+  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %5, 0;\n@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(at), "r"(int(wanted))
+               : "memory");
 }
 __device__ inline unsigned look1(const float* at) {
   unsigned v;
@@ -116,25 +126,33 @@ struct Vector {
 };
 // Of a block: sums and largest of the numbers that gather() has read, a warp each.
 struct OfWarps {
-  float squares[kWarps], largest[kWarps];
+  float squares[kWarps], largest[kWarps], rated[kWarps];
+};
+
+// How long who waits does not look, in nanoseconds: at first, and each time. Looks take their share of the L2 from what
+// is waited for.
+struct Rest {
+  unsigned first = 0, each = 0;
+  __device__ void take([[maybe_unused]] unsigned time) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
+    if (time > 0) __nanosleep(time);
+#endif
+  }
 };
 
 template <int kHeld>
-__device__ void look_at(const float* from, int base, int n, unsigned tag, uint4 (&v)[kHeld]) {
-  unsigned missing = 0;
+__device__ void look_at(const float* from, int base, int n, unsigned tag, Rest rest, uint4 (&v)[kHeld]) {
+  // Numbers that are not wanted are as if they were there.
 #pragma unroll
-  for (int j = 0; j < kHeld; ++j)
-    if (base + 4 * kThreads * j < n) missing |= 1u << j;
+  for (int j = 0; j < kHeld; ++j) v[j] = make_uint4(tag, tag, tag, base + 4 * kThreads * j < n ? ~tag : tag);
   Patience patience;
-  for (;;) {
+  for (bool some = true; some;) {
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j)
-      if (missing >> j & 1) v[j] = look(from + base + 4 * kThreads * j);
+    for (int j = 0; j < kHeld; ++j) look_where(!ready(v[j], tag), from + base + 4 * kThreads * j, v[j]);
+    some = false;
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j)
-      if ((missing >> j & 1) && ready(v[j], tag)) missing &= ~(1u << j);
-    if (!missing) break;
-    patience.wait();
+    for (int j = 0; j < kHeld; ++j) some |= !ready(v[j], tag);
+    if (some) patience.wait(), rest.take(rest.each);
   }
 }
 
@@ -145,7 +163,7 @@ __device__ inline float range_of_all(const float* from, int n, const float* weig
 #pragma unroll 1
   for (int i = 4 * tid; i < n; i += 4 * kThreads) {
     uint4 v[1];
-    look_at<1>(from, i, i + 1, tag, v);
+    look_at<1>(from, i, i + 1, tag, {}, v);
     float4 x = floats_of(v[0]), w = make_float4(1.f, 1.f, 1.f, 1.f);
     if (weight) w = __ldg(reinterpret_cast<const float4*>(weight + i));
     largest = fmaxf(fmaxf(largest, fabsf(x.x * w.x)), fabsf(x.y * w.y));
@@ -161,15 +179,17 @@ __device__ inline float range_of_all(const float* from, int n, const float* weig
 }
 
 // Numbers of the exchange to shared memory, times `weight` where there is one, and times a power of two (float16's
-// range is small). Returns what products are to be multiplied by. n: a multiple of 16.
-template <class F>
-__device__ float gather(const Vector& to, const float* from, int n, const float* weight, unsigned tag,
-                        OfWarps& of_warps) {
+// range is small). Returns what products are to be multiplied by. n: a multiple of 16. see(j, first, i, x): numbers i
+// to i + 3, a thread's j-th four, or later ones; at_end(): by all threads, before others may read.
+template <class F, class See, class AtEnd>
+__device__ float gather(const Vector& to, const float* from, int n, const float* weight, unsigned tag, Rest rest,
+                        OfWarps& of_warps, See see, AtEnd at_end) {
   using H = typename Half<F>::Of;
   constexpr int kHeld = 4;
   const int tid = int(threadIdx.x);
   float sum = 0, range = 1.f;
   __syncthreads();  // the vector before this one has been read
+  rest.take(rest.first);
   if (Half<F>::kScaled) range = range_of_all(from, n, weight, tag, of_warps);
 #pragma unroll 1
   for (int base = 4 * tid; base < n; base += 4 * kThreads * kHeld) {
@@ -181,7 +201,7 @@ __device__ float gather(const Vector& to, const float* from, int n, const float*
       w[j] = make_float4(1.f, 1.f, 1.f, 1.f);
       if (weight && i < n) w[j] = __ldg(reinterpret_cast<const float4*>(weight + i));
     }
-    look_at<kHeld>(from, base, n, tag, v);
+    look_at<kHeld>(from, base, n, tag, rest, v);
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
       const int i = base + 4 * kThreads * j;
@@ -190,6 +210,7 @@ __device__ float gather(const Vector& to, const float* from, int n, const float*
       sum = fmaf(x.x, x.x, sum), sum = fmaf(x.y, x.y, sum), sum = fmaf(x.z, x.z, sum), sum = fmaf(x.w, x.w, sum);
       x = make_float4(x.x * w[j].x, x.y * w[j].y, x.z * w[j].z, x.w * w[j].w);
       if (to.plain) *reinterpret_cast<float4*>(to.plain + i) = x;
+      see(j, base == 4 * tid, i, x);
       x = make_float4(x.x * range, x.y * range, x.z * range, x.w * range);
       const uint32_t high[2] = {H::pack(x.x, x.y), H::pack(x.z, x.w)};
       const float2 a = H::unpack(high[0]), b = H::unpack(high[1]);
@@ -201,6 +222,7 @@ __device__ float gather(const Vector& to, const float* from, int n, const float*
   }
   sum = warp_sum(sum);
   if (tid % kLanes == 0) of_warps.squares[tid / kLanes] = sum;
+  at_end();
   __syncthreads();
   return 1.f / range;
 }

@@ -77,6 +77,17 @@ __device__ inline void copy16_async(void* shared, const void* global, bool valid
   *static_cast<uint4*>(shared) = valid ? *static_cast<const uint4*>(global) : make_uint4(0, 0, 0, 0);
 #endif
 }
+// Or nothing at all.
+__device__ inline void copy16_async_where(void* shared, const void* global, bool wanted) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %2, 0;\n@p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(int(wanted))
+               : "memory");
+#else
+  if (wanted) *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+#endif
+}
 __device__ inline void copy_async_commit() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -55,6 +55,22 @@ __global__ void __launch_bounds__(kThreads)
     if (at < n) mine[i] = from ? from[row * n + at] : key_of(p.x[row * p.width + at], uint32_t(at));
     largest = mine[i] > largest ? mine[i] : largest;
   }
+  const auto give = [&](int i, uint64_t key) {
+    if (gridDim.x > 1) {
+      to[(row * gridDim.x + blockIdx.x) * p.top + i] = key;
+    } else {
+      p.ids[row * p.top + i] = int32_t(~uint32_t(key));
+      p.values[row * p.top + i] = value_of(key);
+    }
+  };
+  if (p.top == 1) {  // without a sort
+    for (int mask = 16; mask > 0; mask /= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
+    if (threadIdx.x % 32 == 0) keys[threadIdx.x / 32] = largest;
+    __syncthreads();
+    for (int i = 0; i < kThreads / 32; ++i) largest = max(largest, keys[i]);
+    if (threadIdx.x == 0) give(0, largest);
+    return;
+  }
   keys[threadIdx.x] = largest;
   sort(keys, kThreads);
   const uint64_t bound = keys[p.top - 1] > 0 ? keys[p.top - 1] : 1;
@@ -68,14 +84,7 @@ __global__ void __launch_bounds__(kThreads)
   while (count < kept || count < p.top) count *= 2;
   for (int i = kept + int(threadIdx.x); i < count; i += kThreads) keys[i] = 0;
   sort(keys, count);
-  for (int i = threadIdx.x; i < p.top; i += kThreads) {
-    if (gridDim.x > 1) {
-      to[(row * gridDim.x + blockIdx.x) * p.top + i] = keys[i];
-    } else {
-      p.ids[row * p.top + i] = int32_t(~uint32_t(keys[i]));
-      p.values[row * p.top + i] = value_of(keys[i]);
-    }
-  }
+  for (int i = threadIdx.x; i < p.top; i += kThreads) give(i, keys[i]);
 }
 
 int64_t segments_of(int64_t n) { return (n + kSegment - 1) / kSegment; }

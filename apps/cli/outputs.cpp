@@ -31,7 +31,8 @@ bool names(const std::string& value, const fs::path& output) {
   if (fs::is_directory(value, error)) return fs::exists(target, error) && fs::equivalent(folder, value, error);
   for (const std::string& name : {value, value.substr(0, value.rfind(':')), first_shard(value)})
     for (const std::string& written : {target.string(), first_shard(target)})
-      if (fs::weakly_canonical(fs::absolute(name), error) == fs::weakly_canonical(fs::absolute(written), error) ||
+      if (fs::weakly_canonical(fs::absolute(name, error), error) ==
+              fs::weakly_canonical(fs::absolute(written, error), error) ||
           fs::equivalent(name, written, error))
         return true;
   return false;

@@ -156,6 +156,7 @@ TEST(CliOutputs, AreFilesOfTheirOwn) {
                  "what --stats-json names");
   EXPECT_REFUSED(expertflow(run + Arguments{"--predictor", own + ":hybrid", "--stats-json", own}), 2, "--predictor");
   EXPECT_REFUSED(expertflow({"run", "-m", folder.path, "-p", "a", "--stats-json", shard}), 2, "--model");
+  EXPECT_REFUSED(expertflow(ids_run({"--predictor", ":x", "--stats-json", own})), 2, "predictor ':x'");
   const auto through = expertflow(ids_run({"--stats-json", "/dev/stdout"}));
   EXPECT_TRUE(holds(through.out, "\"prediction_hit_rate\"")) << through.out << through.err;
 }

@@ -335,7 +335,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   add_bench_serve(*command, exit_code);
   command->callback([options, command, &exit_code] {
     if (!command->get_subcommands().empty()) return;
-    check_outputs(*command, {"--record-trace"});
+    check_outputs({{"--record-trace", options->trace.file}},
+                  inputs_of(options->common, options->engine, {{"--text", options->text}}));
     exit_code = run_bench_command(*options);
   });
 }

@@ -11,6 +11,7 @@
 #include "expertflow/base/errors.h"
 #include "expertflow/base/io.h"
 #include "expertflow/base/output_file.h"
+#include "expertflow/engine/predictor_file.h"
 
 namespace ef::cli {
 
@@ -92,6 +93,16 @@ std::unique_ptr<TraceRecorder> start_trace(const TraceOptions& options, Engine& 
                                                   [&engine] { return engine.stall_seconds(); });
   engine.set_recorder(recorder.get());
   return recorder;
+}
+
+std::vector<NamedFile> inputs_of(const CommonOptions& common, const EngineOptions& engine,
+                                 std::vector<NamedFile> more) {
+  for (const NamedFile& file : {NamedFile{"--model", common.model}, {"--config", common.config}}) more.push_back(file);
+  more.push_back(
+      {"--predictor", engine.predictor == "auto" ? predictor_beside(common.model).string() : engine.predictor});
+  if (engine.expert_profile != "auto" && engine.expert_profile != "off")
+    more.push_back({"--expert-profile", engine.expert_profile});
+  return more;
 }
 
 void write_text(const std::string& path, std::string_view text) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "apps/cli/outputs.h"
 #include "expertflow/base/log.h"
 #include "expertflow/base/options.h"
 #include "expertflow/engine/engine.h"
@@ -72,6 +73,9 @@ struct TraceOptions {
 };
 /// Null if no file was named. The engine's steps are recorded from now on; set_recorder(nullptr) ends that.
 std::unique_ptr<TraceRecorder> start_trace(const TraceOptions& options, Engine& engine, const std::string& model);
+
+/// What every command with a model reads, and more: for check_outputs.
+std::vector<NamedFile> inputs_of(const CommonOptions& common, const EngineOptions& engine, std::vector<NamedFile> more);
 
 /// DeviceError naming the file if it cannot be written.
 void write_text(const std::string& path, std::string_view text);

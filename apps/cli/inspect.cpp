@@ -232,8 +232,8 @@ void add_inspect(CLI::App& app, int& exit_code) {
   command->add_option("TRACE", options->trace, "a recorded trace, instead of a model");
   bind_options(*command, options->common);
   bind_options(*command, *options);
-  command->callback([options, command, &exit_code] {
-    check_outputs(*command, {"--heat-map"});
+  command->callback([options, &exit_code] {
+    check_outputs({{"--heat-map", options->heat_map}}, {{"TRACE", options->trace}});
     exit_code = run_inspect(*options);
   });
 }

@@ -1,12 +1,17 @@
 // Files that commands write, judged before the work begins.
 #pragma once
-#include <CLI/CLI.hpp>
-#include <initializer_list>
+#include <string>
+#include <vector>
 
 namespace ef::cli {
 
-/// Of each flag's file: DeviceError if it could not be created, ConfigError if another flag names it as well (or the
-/// folder or split file that it is a part of). "auto" and "off" are no files.
-void check_outputs(const CLI::App& command, std::initializer_list<const char*> flags);
+struct NamedFile {
+  const char* flag;
+  std::string path;  ///< empty: not given
+};
+
+/// DeviceError if an output could not be created. ConfigError if it, or PATH.partial, is what another flag names, a
+/// part of the model's folder or split file among it, or another output. FILE:KIND names FILE.
+void check_outputs(const std::vector<NamedFile>& outputs, const std::vector<NamedFile>& inputs);
 
 }  // namespace ef::cli

@@ -288,8 +288,11 @@ void add_replay(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("replay", "Recorded traces under a virtual clock: policies, predictors, distances, budgets");
   bind_options(*command, *options);
-  command->callback([options, command, &exit_code] {
-    check_outputs(*command, {"--svg"});
+  command->callback([options, &exit_code] {
+    std::vector<NamedFile> inputs = {{"--model", options->model}};
+    for (const std::string& trace : options->traces) inputs.push_back({"--trace", trace});
+    for (const std::string& name : split(options->predictors, "--predictor")) inputs.push_back({"--predictor", name});
+    check_outputs({{"--svg", options->svg}}, inputs);
     exit_code = run_replay(*options);
   });
 }

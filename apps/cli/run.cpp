@@ -321,11 +321,13 @@ void add_run(CLI::App& app, int& exit_code) {
   bind_options(*command, *options);
   bind_options(*command, options->sampling);
   bind_options(*command, options->engine);
-  command->callback([options, command, &exit_code] {
+  command->callback([options, &exit_code] {
     options->common.check();
     EF_CHECK(options->dry_run || !options->json, ConfigError, "--json: has an effect only with --dry-run");
     options->trace.check();
-    check_outputs(*command, {"--record-trace", "--stats-json"});
+    check_outputs({{"--record-trace", options->trace.file}, {"--stats-json", options->stats_json}},
+                  inputs_of(options->common, options->engine,
+                            {{"--file", options->file}, {"--chat-template-file", options->chat_template_file}}));
     EF_CHECK(options->predict >= -1, ConfigError, "--predict: expected -1 or more, found {}", options->predict);
     EF_CHECK(!options->dry_run || !options->memory_report, ConfigError,
              "--memory-report: has no effect with --dry-run");

@@ -168,14 +168,12 @@ int run_train(const TrainCommand& o) {
         (*progress)(done, total);
       });
   progress.reset();
-  if (o.force) fs::remove(o.out);
   write_predictor(trained, format->format, o.license, o.out);
   log->info("{}: {} after {:.1f} s", o.out, human_bytes(fs::file_size(o.out)), since());
   if (o.eval_tokens == 0 || held_out.empty()) return 0;
   const std::string best = judge(o, *engine, options.heads.distance, held_out, *log);
   if (best != trained.best) {
     trained.best = best;
-    fs::remove(o.out);
     write_predictor(trained, format->format, o.license, o.out);
   }
   return 0;
@@ -193,8 +191,15 @@ void add_train_predictor(CLI::App& app, int& exit_code) {
                       "text files to judge on; none: a tenth of the others is held out");
   bind_options(*command, *options);
   bind_options(*command, options->engine);
-  command->callback([options, command, &exit_code] {
-    check_outputs(*command, {"--output"});
+  command->callback([options, &exit_code] {
+    std::vector<NamedFile> texts;
+    for (const std::string& text : options->text) texts.push_back({"--text", text});
+    for (const std::string& text : options->eval_text) texts.push_back({"--eval-text", text});
+    CommonOptions common = options->common;
+    EngineOptions engine = options->engine;
+    if (engine.predictor == "auto") engine.predictor = "none";  // what is beside the model may be made anew
+    check_outputs({{"--output", options->out}}, inputs_of(common, engine, texts));
+    EF_CHECK(!is_output_stream(options->out), ConfigError, "--output {}: expected the name of a file", options->out);
     exit_code = run_train(*options);
   });
 }

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -18,25 +19,43 @@ namespace ef {
 namespace {
 namespace fs = std::filesystem;
 
-// The shell's file behind standard output is written where the output stands, not from its beginning.
-int standard_descriptor(const fs::path& path) {
-  return path == "/dev/stdout" ? STDOUT_FILENO : path == "/dev/stderr" ? STDERR_FILENO : -1;
+constexpr int kMostLinks = 40;  // as Linux
+
+fs::path link_followed(const fs::path& at) {
+  std::error_code ignored;
+  return at.parent_path() / fs::read_symlink(at, ignored);
+}
+
+// Of /dev/stdout and its like; else -1. The shell's file behind one is written where the output stands.
+int descriptor_of(fs::path at) {
+  std::error_code ignored;
+  for (int i = 0; i < kMostLinks; ++i, at = link_followed(at)) {
+    const std::string name = at.filename().string();
+    if ((at.parent_path() == "/proc/self/fd" || at.parent_path() == "/dev/fd") && !name.empty() && name.size() < 9 &&
+        name.find_first_not_of("0123456789") == std::string::npos)
+      return std::atoi(name.c_str());
+    if (!fs::is_symlink(at, ignored)) break;
+  }
+  return -1;
 }
 }  // namespace
 
 bool is_output_stream(const fs::path& path) {
   std::error_code ignored;
   const fs::file_status status = fs::status(path, ignored);
-  return standard_descriptor(path) >= 0 ||
-         (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status));
+  return descriptor_of(path) >= 0 || (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status));
 }
 
 fs::path output_target(const fs::path& path) {
-  constexpr int kMostLinks = 40;  // as Linux
-  std::error_code error;
+  std::error_code ignored;
   fs::path at = path;
-  for (int i = 0; i < kMostLinks && fs::is_symlink(at, error); ++i) at = at.parent_path() / fs::read_symlink(at, error);
+  for (int i = 0; i < kMostLinks && fs::is_symlink(at, ignored); ++i) at = link_followed(at);
   return at;
+}
+
+fs::path partial_of(const fs::path& path) {
+  fs::path partial = path;
+  return partial += ".partial";
 }
 
 OutputFile::OutputFile(const fs::path& path, IfBusy busy) : path_(path) {
@@ -46,8 +65,7 @@ OutputFile::OutputFile(const fs::path& path, IfBusy busy) : path_(path) {
     return;
   }
   path_ = output_target(path);
-  temporary_ = path_;
-  temporary_ += ".partial";
+  temporary_ = partial_of(path_);
   lock(busy);
   if (::ftruncate(fd_, 0) != 0) failed("emptying", errno);
 }
@@ -55,8 +73,12 @@ OutputFile::OutputFile(const fs::path& path, IfBusy busy) : path_(path) {
 // The lock is on the file, the name may pass to another: both have to be the same once it is held.
 void OutputFile::lock(IfBusy busy) {
   for (struct stat ours{}, named{};;) {
-    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
     EF_CHECK(fd_ >= 0, DeviceError, "{}: cannot create: {}", temporary_.string(), std::strerror(errno));
+    if (::fstat(fd_, &ours) != 0 || !S_ISREG(ours.st_mode)) {
+      ::close(std::exchange(fd_, -1));
+      fail<DeviceError>("{}: cannot create: something else has this name", temporary_.string());
+    }
     int result = 0;
     do result = ::flock(fd_, LOCK_EX | (busy == IfBusy::kRefuse ? LOCK_NB : 0));
     while (result != 0 && errno == EINTR);
@@ -65,9 +87,7 @@ void OutputFile::lock(IfBusy busy) {
       fail<DeviceError>("{}: another process is writing this file", path_.string());
     }
     // Where a file system has no locks, a file is written without.
-    if (::fstat(fd_, &ours) == 0 && ::stat(temporary_.c_str(), &named) == 0 && ours.st_dev == named.st_dev &&
-        ours.st_ino == named.st_ino)
-      return;
+    if (::stat(temporary_.c_str(), &named) == 0 && ours.st_dev == named.st_dev && ours.st_ino == named.st_ino) return;
     ::close(std::exchange(fd_, -1));
   }
 }
@@ -97,7 +117,7 @@ void OutputFile::complete(uint64_t size) {
 
 void OutputFile::copy_to_stream() {
   std::fflush(stdout);
-  const int known = standard_descriptor(path_);
+  const int known = descriptor_of(path_);
   const int out = known >= 0 ? ::dup(known) : ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
   int error = out < 0 ? errno : 0;
   std::byte buffer[1 << 14];
@@ -127,10 +147,10 @@ void OutputFile::publish() {
 }
 
 void OutputFile::discard() noexcept {
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());  // while it is locked: who waits for it makes another
+  temporary_.clear();
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
-  temporary_.clear();
 }
 
 void OutputFile::failed(const char* action, int error) {

@@ -6,10 +6,12 @@
 
 namespace ef {
 
-/// A device, a pipe, or standard output by name: written through when complete, never replaced.
+/// A device, a pipe, or a descriptor of this process by name: written through when complete, never replaced.
 bool is_output_stream(const std::filesystem::path& path);
 /// The file that a name leads to, links followed, whether it exists or not.
 std::filesystem::path output_target(const std::filesystem::path& path);
+/// The name that a file has until it is complete.
+std::filesystem::path partial_of(const std::filesystem::path& path);
 
 class OutputFile {
  public:

@@ -174,8 +174,7 @@ void Engine::build_experts() {
 // auto: what was trained on this model and lies beside it, else the rule without training.
 PredictorChoice Engine::choose_predictor() const {
   if (options_.predictor != "auto") return ef::choose_predictor(options_.predictor, *files_);
-  std::filesystem::path file = files_->checkpoint.path;
-  file = std::filesystem::is_directory(file) ? file / "predictor.gguf" : file.replace_extension(".predictor.gguf");
+  const std::filesystem::path file = predictor_beside(files_->checkpoint.path);
   if (!std::filesystem::exists(file)) return {"gate-ahead", nullptr};
   try {
     return ef::choose_predictor(file.string(), *files_);

@@ -96,6 +96,10 @@ std::optional<HotProfile> load_profile(const fs::path& file, const std::string& 
   why.clear();
   std::error_code ignored;
   if (file.empty() || !fs::exists(file, ignored)) return std::nullopt;
+  if (!fs::is_regular_file(file, ignored)) {
+    why = fmt::format("{}: expected a file, found something else", file.string());
+    return std::nullopt;
+  }
   try {
     return parse(read_text_file(file, kMostBytes), fingerprint, experts);
   } catch (const std::exception& error) {

@@ -134,6 +134,11 @@ TrainedPredictor read_predictor(const fs::path& file) {
   return trained;
 }
 
+fs::path predictor_beside(fs::path model) {
+  std::error_code ignored;
+  return fs::is_directory(model, ignored) ? model / "predictor.gguf" : model.replace_extension(".predictor.gguf");
+}
+
 PredictorChoice choose_predictor(const std::string& spec, const ModelFiles& files) {
   for (const PredictorInfo& info : predictors())
     if (info.name == spec) {

@@ -31,4 +31,7 @@ struct PredictorChoice {
 };
 PredictorChoice choose_predictor(const std::string& spec, const ModelFiles& files);
 
+/// Where a model's own predictor is looked for.
+std::filesystem::path predictor_beside(std::filesystem::path model);
+
 }  // namespace ef

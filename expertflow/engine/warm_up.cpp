@@ -91,7 +91,8 @@ void Engine::save_profile() {
   const bool ours = options_.expert_profile == "auto";
   try {
     std::error_code ignored;
-    if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), ignored);
+    if (ours) std::filesystem::create_directories(file.parent_path(), ignored);
+    if (file.has_parent_path()) std::filesystem::create_directory(file.parent_path(), ignored);
     OutputFile out(file, OutputFile::IfBusy::kWait);  // before it is read: runs of one model may end together
     HotProfile profile =
         load_profile(file, fingerprint, experts_by_layer(tiers_->tier->cache()), why).value_or(HotProfile{});

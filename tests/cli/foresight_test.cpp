@@ -150,6 +150,14 @@ TEST(CliOutputs, AreFilesOfTheirOwn) {
   for (const std::string& file : {model, shard}) write_file(file, "weights");
   std::filesystem::create_symlink(shard, link);
   const Arguments run = {"run", "-m", model, "-p", "a"};
+  write_file(folder.path / "c.json", "{\"record_trace\": \"" + own + "\", \"stats_json\": \"" + own + "\"}");
+  EXPECT_REFUSED(expertflow(run + Arguments{"--config", folder.path / "c.json"}), 2, "what --stats-json names");
+  const std::string notes = folder.path / "notes";
+  write_file(notes + ".partial", "a prompt");
+  EXPECT_REFUSED(expertflow({"run", "-m", model, "-f", notes + ".partial", "--stats-json", notes}), 2,
+                 "what --file names");
+  EXPECT_REFUSED(expertflow(run + Arguments{"--stats-json", folder.path / "m-00001-of-00002.predictor.gguf"}), 2,
+                 "what --predictor names");
   for (const std::string& file : {model, shard, link})
     EXPECT_REFUSED(expertflow(run + Arguments{"--record-trace", file}), 2, "--record-trace", "what --model names");
   EXPECT_REFUSED(expertflow(run + Arguments{"--record-trace", own, "--stats-json", folder.path / "." / "a.trace"}), 2,
@@ -157,7 +165,13 @@ TEST(CliOutputs, AreFilesOfTheirOwn) {
   EXPECT_REFUSED(expertflow(run + Arguments{"--predictor", own + ":hybrid", "--stats-json", own}), 2, "--predictor");
   EXPECT_REFUSED(expertflow({"run", "-m", folder.path, "-p", "a", "--stats-json", shard}), 2, "--model");
   EXPECT_REFUSED(expertflow(ids_run({"--predictor", ":x", "--stats-json", own})), 2, "predictor ':x'");
-  const auto through = expertflow(ids_run({"--stats-json", "/dev/stdout"}));
+  const std::string cycle = folder.path / "cycle";
+  std::filesystem::create_symlink("cycle", cycle);
+  EXPECT_REFUSED(expertflow(ids_run({"--stats-json", cycle})), 4, "--stats-json");
+  EXPECT_REFUSED(expertflow(ids_run({"--stats-json", folder.path / std::string(250, 'n')})), 4, "too long");
+  for (int again = 0; again < 2; ++again)
+    EXPECT_EQ(expertflow(ids_run({"--device", "cpu", "--stats-json", folder.path / "cpu"})).exit_code, 0);
+  const auto through = expertflow(ids_run({"--stats-json", "/dev/fd/1"}));
   EXPECT_TRUE(holds(through.out, "\"prediction_hit_rate\"")) << through.out << through.err;
 }
 

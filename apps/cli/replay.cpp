@@ -229,8 +229,9 @@ Predictions ask_model(const ReplayCommand& o, const SweepOptions& options,
       for (const TraceRow& row : step.rows)
         engine_options.ctx_size = std::max<int64_t>(engine_options.ctx_size, int64_t(row.position) + 1);
   Engine engine(open_model(o.model), engine_options, log);
+  const std::string fingerprint = model_fingerprint(engine.files());
   for (const NamedWorkload& w : workloads)
-    if (w.workload.trace->header.fingerprint != model_fingerprint(engine.files()))
+    if (w.workload.trace->header.fingerprint != fingerprint)
       log.warn("--model: trace {} was recorded with another model: what predictors say of this one may not hold",
                w.name);
   for (const std::string& name : names) {

@@ -293,6 +293,9 @@ TEST_F(PackedMixtral, TargetsThatMustNotBeWritten) {
   onto_itself.force = true;
   EXPECT_NE(refused(onto_itself).find("of the model itself"), std::string::npos);
   EXPECT_EQ(fs::file_size(copy), copy_size);
+  const fs::path unfinished = folder.path / "x.partial";
+  fs::copy_file(copy, unfinished);
+  EXPECT_NE(refused(to(unfinished, folder.path / "x")).find("of the model itself"), std::string::npos);
   std::ofstream(file) << "something";
   PackOptions force = to(gguf_fixture("mixtral"), file);
   force.force = true;

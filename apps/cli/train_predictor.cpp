@@ -195,10 +195,9 @@ void add_train_predictor(CLI::App& app, int& exit_code) {
     std::vector<NamedFile> texts;
     for (const std::string& text : options->text) texts.push_back({"--text", text});
     for (const std::string& text : options->eval_text) texts.push_back({"--eval-text", text});
-    CommonOptions common = options->common;
     EngineOptions engine = options->engine;
     if (engine.predictor == "auto") engine.predictor = "none";  // what is beside the model may be made anew
-    check_outputs({{"--output", options->out}}, inputs_of(common, engine, texts));
+    check_outputs({{"--output", options->out}}, inputs_of(options->common, engine, texts));
     EF_CHECK(!is_output_stream(options->out), ConfigError, "--output {}: expected the name of a file", options->out);
     exit_code = run_train(*options);
   });

@@ -122,16 +122,13 @@ void OutputFile::copy_to_stream() {
   int error = out < 0 ? errno : 0;
   std::byte buffer[1 << 14];
   ssize_t size = 0;
-  for (off_t at = 0; error == 0 && (size = ::pread(fd_, buffer, sizeof(buffer), at)) > 0; at += size)
-    for (ssize_t done = 0; done < size;) {
-      const ssize_t n = ::write(out, buffer + done, size_t(size - done));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) {
-        error = errno;
-        break;
-      }
-      done += n;
-    }
+  for (off_t at = 0; error == 0 && (size = ::pread(fd_, buffer, sizeof(buffer), at)) > 0;) {
+    const ssize_t n = ::write(out, buffer, size_t(size));
+    if (n >= 0)
+      at += n;
+    else if (errno != EINTR)
+      error = errno;
+  }
   if (out >= 0) ::close(out);
   if (error != 0) failed("writing", error);
 }

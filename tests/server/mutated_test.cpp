@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <random>
-#include <regex>
 
 #include "tests/server/rig.h"
 
@@ -189,7 +188,7 @@ TEST(Mutated, BytesOfRequests) {
                              "}",
                              std::string(5000, 'A')};
   std::mt19937_64 random(2);
-  const std::regex status_line("HTTP/1\\.1 (\\d\\d\\d) ");
+  const std::string version = "HTTP/1.1 ";
   std::map<int, int> statuses;
   for (int round = 0; round < 60; ++round)
     for (const auto& [path, body] : bodies()) {
@@ -228,8 +227,8 @@ TEST(Mutated, BytesOfRequests) {
       }
       client.shut_sending();
       const std::string all = client.rest();
-      for (auto it = std::sregex_iterator(all.begin(), all.end(), status_line); it != std::sregex_iterator(); ++it)
-        ++statuses[std::stoi((*it)[1])];
+      for (size_t at = 0; (at = all.find(version, at)) != std::string::npos; at += version.size())
+        ++statuses[std::atoi(all.c_str() + at + version.size())];
       EXPECT_EQ(all.find("HTTP/1.1 500"), std::string::npos) << all << "\nfor\n" << text;
     }
   for (const int expected_status : {200, 400}) EXPECT_GT(statuses[expected_status], 3) << expected_status;

@@ -340,8 +340,8 @@ void ExpertCache::rank(LayerId current, Ranking& ranking) {
   ranking.valid = true;
 }
 
-bool ExpertCache::make_room(uint32_t pages, Ranking& ranking, size_t limit) {
-  const auto chosen = choose_victims(pool_, ranking.ordered, limit, pages, sizes_);
+bool ExpertCache::make_room(uint32_t pages, Ranking& ranking, size_t limit, bool no_gap) {
+  const auto chosen = choose_victims(pool_, ranking.ordered, limit, pages, sizes_, no_gap);
   if (!chosen) return false;
   for (const size_t i : *chosen) {
     ranking.ordered[i].gone = true;
@@ -374,7 +374,8 @@ std::optional<ExpertCache::Grant> ExpertCache::reserve(ExpertKey key, LayerId cu
   if (!fits_free(pool_, pages, sizes_)) {
     Ranking ranking;
     rank(current, ranking);
-    if (!make_room(pages, ranking, ranking.plain)) return std::nullopt;
+    // What nobody waits for yet is not worth a gap that stays.
+    if (!make_room(pages, ranking, ranking.plain, true)) return std::nullopt;
   }
   const Grant granted = place(key, false);
   // Promised to the newest open step: it goes last until that step has ended.

@@ -201,7 +201,7 @@ class ExpertCache {
   void grant_locked(const Request& request, std::vector<ExpertId>& deferred, std::vector<Grant>& granted);
   size_t victim_limit(const Request& request, const Ranking& ranking) const;
   void rank(LayerId current, Ranking& ranking);
-  bool make_room(uint32_t pages, Ranking& ranking, size_t limit);
+  bool make_room(uint32_t pages, Ranking& ranking, size_t limit, bool no_gap = false);
   Grant place(ExpertKey key, bool transient);
   void evict(ExpertKey key);
   void free_slot(ExpertKey key, Entry& entry);

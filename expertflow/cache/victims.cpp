@@ -42,8 +42,13 @@ class Marks {
   std::map<uint32_t, Piece> by_first_;
 };
 
+struct Window {
+  std::vector<size_t> victims;
+  uint32_t room = 0;  // pages, with the free ones
+};
+
 // Grows a window around the piece that was marked last until it holds `pages`, taking the cheaper neighbour each time.
-std::optional<std::vector<size_t>> window(const Marks& marks, Piece last, uint32_t pages) {
+std::optional<Window> window(const Marks& marks, Piece last, uint32_t pages) {
   std::deque<Piece> taken = {last};
   uint64_t total = last.extent.pages;
   while (total < pages) {
@@ -66,9 +71,9 @@ std::optional<std::vector<size_t>> window(const Marks& marks, Piece last, uint32
     total -= taken.back().extent.pages;
     taken.pop_back();
   }
-  std::vector<size_t> out;
+  Window out{{}, uint32_t(total)};
   for (const Piece& piece : taken)
-    if (piece.rank != kFree) out.push_back(piece.rank);
+    if (piece.rank != kFree) out.victims.push_back(piece.rank);
   return out;
 }
 
@@ -81,6 +86,27 @@ bool filled_by(std::span<const uint32_t> sizes, uint32_t pages) {
                      [&](uint32_t size) { return size <= pages && filled_by(sizes, pages - size); });
 }
 
+// Whether slots of `pages` in the place of this one, with the free pages beside it, leave less unused than before.
+bool closes_gap(const PagePool& pool, const Extent& victim, uint32_t pages, std::span<const uint32_t> sizes) {
+  const auto left = pool.free_before(victim.first), right = pool.free_after(victim.end());
+  const uint32_t before = left ? left->pages : 0, after = right ? right->pages : 0,
+                 room = victim.pages + before + after;
+  if (before + after == 0 || victim.pages == pages || room < pages) return false;
+  if (filled_by(sizes, room - pages)) return true;
+  return victim.pages < pages && !(before && filled_by(sizes, before)) && !(after && filled_by(sizes, after));
+}
+
+// Of the earliest, which are about equally dispensable.
+std::optional<size_t> gap_closer(const PagePool& pool, std::span<const Victim> ordered, uint32_t pages,
+                                 std::span<const uint32_t> sizes) {
+  constexpr size_t kEarliest = 64;
+  // Room that is there already would be taken before what the victim leaves.
+  if (sizes.size() < 2 || pool.free_pages() == 0 || pool.largest_free() >= pages) return std::nullopt;
+  for (size_t i = 0; i < std::min(ordered.size(), kEarliest); ++i)
+    if (!ordered[i].gone && closes_gap(pool, ordered[i].extent, pages, sizes)) return i;
+  return std::nullopt;
+}
+
 }  // namespace
 
 bool fits_free(const PagePool& pool, uint32_t pages, std::span<const uint32_t> sizes) {
@@ -90,22 +116,24 @@ bool fits_free(const PagePool& pool, uint32_t pages, std::span<const uint32_t> s
 }
 
 std::optional<std::vector<size_t>> choose_victims(const PagePool& pool, std::span<const Victim> ordered, size_t limit,
-                                                  uint32_t pages, std::span<const uint32_t> sizes) {
+                                                  uint32_t pages, std::span<const uint32_t> sizes, bool no_gap) {
   if (fits_free(pool, pages, sizes)) return std::vector<size_t>{};
+  const size_t end = std::min(ordered.size(), limit), early = (end + 1) / 2;
+  if (const auto closer = gap_closer(pool, ordered.first(early), pages, sizes)) return std::vector<size_t>{*closer};
   // One of the same size leaves no gap behind. Only where all of these are worth much more than others do several go
   // for one, which turns room of one size into room of another.
-  const size_t end = std::min(ordered.size(), limit);
   size_t equal = end;
   for (size_t i = 0; i < end && equal == end; ++i)
     if (!ordered[i].gone && ordered[i].extent.pages == pages) equal = i;
-  if (equal < (end + 1) / 2) return std::vector<size_t>{equal};
-  if (pool.largest_free() >= pages) return std::vector<size_t>{};
+  if (equal < (no_gap ? end : early)) return std::vector<size_t>{equal};
+  if (pool.largest_free() >= pages) return no_gap ? std::nullopt : std::optional(std::vector<size_t>{});
   Marks marks(pool);
   for (size_t i = 0; i < end; ++i) {
     if (ordered[i].gone) continue;
     if (i == equal) return std::vector<size_t>{equal};
     marks.add(ordered[i].extent, i);
-    if (auto chosen = window(marks, Piece{ordered[i].extent, i}, pages)) return chosen;
+    const auto chosen = window(marks, Piece{ordered[i].extent, i}, pages);
+    if (chosen && (!no_gap || filled_by(sizes, chosen->room - pages))) return chosen->victims;
   }
   return std::nullopt;
 }

@@ -86,8 +86,9 @@ struct Layout {
     }
     while (!ordered.empty() && ordered.back().extent.pages == 0) ordered.pop_back();
   }
-  std::optional<std::vector<size_t>> choose(uint32_t pages, size_t limit = 10, std::vector<uint32_t> sizes = {}) const {
-    return choose_victims(pool, ordered, limit, pages, sizes);
+  std::optional<std::vector<size_t>> choose(uint32_t pages, size_t limit = 10, std::vector<uint32_t> sizes = {},
+                                            bool no_gap = false) const {
+    return choose_victims(pool, ordered, limit, pages, sizes, no_gap);
   }
 };
 using Chosen = std::optional<std::vector<size_t>>;
@@ -139,6 +140,29 @@ TEST(Victims, FreePagesThatJustHoldOthersAreLeftToThem) {
   EXPECT_EQ(Layout(".....#00#111").choose(2, 10, sizes), Chosen(std::vector<size_t>{})) << "three are left";
   EXPECT_EQ(Layout("...#000").choose(2, 10, sizes), Chosen(std::vector<size_t>{})) << "nobody else can make room";
   EXPECT_EQ(Layout("..........#00").choose(2, 10, sizes), Chosen(std::vector<size_t>{})) << "room for many";
+}
+
+// Of two sizes in one pool; the victim of the size wanted is 1.
+TEST(Victims, GapsAreClosedByOneOfAnotherSize) {
+  EXPECT_EQ(Layout("00.#111#22#33").choose(3, 10, {2, 3}), Chosen({{0}})) << "two and the free page make three";
+  EXPECT_EQ(Layout("000.#11#22#33").choose(2, 10, {2, 3}), Chosen({{0}})) << "three and the free page make two twice";
+  EXPECT_EQ(Layout("00000....#111111#22#33").choose(6, 10, {5, 6}), Chosen({{0}}))
+      << "of four free pages three are left";
+  EXPECT_EQ(Layout("000000...#11111#22#33").choose(5, 10, {5, 6}), Chosen({{1}})) << "three free pages would be four";
+  EXPECT_EQ(Layout("00..#111#22#33").choose(3, 10, {2, 3}), Chosen({{1}})) << "what is free just holds another";
+  EXPECT_EQ(Layout("00#.111#22#33").choose(3, 10, {2, 3}), Chosen({{1}})) << "beside one of the same size";
+  EXPECT_EQ(Layout("000#111#22.#33").choose(3, 10, {2, 3}), Chosen({{0}})) << "the second half is worth more";
+}
+
+TEST(Victims, WhoMayLeaveNoGapGoesWithout) {
+  const std::vector<uint32_t> sizes = {2, 3};
+  EXPECT_EQ(Layout("0011#22").choose(3, 10, sizes), Chosen({{0, 1}}));
+  EXPECT_EQ(Layout("0011#22").choose(3, 10, sizes, true), std::nullopt);
+  EXPECT_EQ(Layout("0011#22#333").choose(3, 10, sizes, true), Chosen({{3}})) << "wherever one of the same size is";
+  EXPECT_EQ(Layout("0011#22").choose(4, 10, {2, 4}, true), Chosen({{0, 1}})) << "nothing is left over";
+  EXPECT_EQ(Layout("000#11").choose(2, 1, sizes, true), std::nullopt);
+  EXPECT_EQ(Layout("0000#11").choose(2, 1, {2, 4}, true), Chosen({{0}})) << "another of the kind fits beside it";
+  EXPECT_EQ(Layout("...#000").choose(2, 10, sizes, true), std::nullopt) << "free pages that just hold others";
 }
 
 TEST(Victims, PinnedWallsAndLimits) {

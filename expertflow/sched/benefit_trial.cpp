@@ -94,7 +94,9 @@ void BenefitTrial::decide(bool on, double mean, double error) {
   // In steps: every block of the worse side took so much longer, or a standard error more.
   const double lost = (std::expm1(std::fabs(mean) + error) + options_.hidden_cost) * double(pair_ * options_.block);
   hold_ = std::max(hold_, std::min(uint64_t(lost / options_.most_cost), options_.most_hold));
-  drift_hold_ = uint64_t(lost / options_.drift_cost);
+  agreed_ = same ? std::min(agreed_ + 1, 16) : 0;
+  drift_hold_ = uint64_t(lost / options_.drift_cost) << agreed_;
+  leap_hold_ = same ? drift_hold_ / 4 : 0;
   ++trials_;
   on_ = on;
   TrialResult result{steps_, on, pair_, median(ons_), median(offs_), std::exp(mean), std::exp(mean) * error, possible_};
@@ -103,24 +105,28 @@ void BenefitTrial::decide(bool on, double mean, double error) {
 
 void BenefitTrial::conclude(TrialResult result) {
   held_ = 0;
-  usual_ = recent_ = 0;
+  usual_ = squares_ = recent_ = 0;
   phase_ = Phase::kHold;
   if (results_.size() == kKept) results_.erase(results_.begin());
   results_.push_back(std::move(result));
 }
 
-// The first steps after a decision say what is usual; later ones may depart from it.
+// The first steps after a decision say what is usual, and how much steps differ; later ones may depart from it.
 bool BenefitTrial::drifted(double seconds) {
-  constexpr uint64_t kUsual = 32;
-  constexpr double kKeep = 1 - 1.0 / 16;
-  if (held_ <= kUsual) {
-    usual_ += seconds / double(kUsual);
-    recent_ = usual_ * double(kUsual) / double(held_);
+  constexpr double kUsual = 32, kRecent = 16;
+  if (double(held_) <= kUsual) {
+    usual_ += seconds / kUsual;
+    squares_ += seconds * seconds / kUsual;
+    recent_ = usual_ * kUsual / double(held_);
     return false;
   }
-  recent_ = kKeep * recent_ + (1 - kKeep) * seconds;
-  const double change = std::fabs(recent_ / usual_ - 1);
-  return held_ >= 2 * kUsual && change > (held_ >= drift_hold_ ? options_.drift : options_.leap);
+  recent_ += (seconds - recent_) / kRecent;
+  if (double(held_) < 2 * kUsual) return false;
+  // Variance of a mean of kUsual and of one that fades with kRecent, of steps that differ by themselves.
+  const double variance = std::max(0., squares_ - usual_ * usual_) * (1 / kUsual + 1 / (2 * kRecent - 1));
+  const double departed = std::fabs(recent_ - usual_), change = departed / usual_;
+  if (departed <= options_.noise * std::sqrt(variance)) return false;
+  return (held_ >= drift_hold_ && change > options_.drift) || (held_ >= leap_hold_ && change > options_.leap);
 }
 
 }  // namespace ef

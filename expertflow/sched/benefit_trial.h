@@ -10,14 +10,16 @@
 namespace ef {
 
 struct TrialOptions {
-  int settle = 4;          ///< steps before the first trial, off
-  int block = 6;           ///< steps of one side of a pair; the first is not counted
-  int least_pairs = 3;     ///< before a clear answer is believed
-  int most_pairs = 8;      ///< after which it is off: what a trial evicts makes the steps without it slower, too
-  double clear = 2.5;      ///< standard errors that the mean of the log ratios must be below "as before" to be on
-  double clear_off = 1.5;  ///< above it, to be off: a wrong "off" costs a gain until the next trial, no more
-  double gain = 0.005;     ///< what on must save at least, as a share of a step
-  uint64_t hold = 256;     ///< steps until the next trial; doubled whenever it gives the same answer
+  int settle = 4;       ///< steps before the first trial, off
+  int block = 6;        ///< steps of one side of a pair; the first is not counted
+  int least_pairs = 3;  ///< before a clear answer is believed
+  int most_pairs = 8;   ///< after which it is off: what a trial evicts makes the steps without it slower, too
+  double clear = 2.5;   ///< standard errors that the mean of the log ratios must be below "as before" to be on
+  /// Above it, to be off: a wrong "off" costs a gain until the next trial, no more; more pairs where it harms cost
+  /// time.
+  double clear_off = 0.5;
+  double gain = 0.005;  ///< what on must save at least, as a share of a step
+  uint64_t hold = 256;  ///< steps until the next trial; doubled whenever it gives the same answer
   uint64_t most_hold = 4096;
   double most_cost = 0.003;  ///< of the time: what the trial may have lost is spread over the steps behind it
   /// Of a step with it, beyond what its own time shows: what it evicts is missing in the steps behind it, those without
@@ -27,8 +29,10 @@ struct TrialOptions {
   /// tried.
   double least_possible = 0.02;
   /// A change of step time, as a share, that brings the next trial forward once what the last one lost is this small a
-  /// share; and one that does so at once. Texts alone change it by a third.
-  double drift = 0.25, drift_cost = 0.01, leap = 0.5;
+  /// share; and one that does so at once. Texts alone change it by a third. A disk that others use changes all the
+  /// time: each trial that gives the same answer doubles that wait, and from then on a leap waits a quarter of it.
+  double drift = 0.25, drift_cost = 0.005, leap = 0.5;
+  double noise = 4;  ///< standard errors, by the steps' own scatter, that either must be, too
 };
 
 struct TrialResult {
@@ -78,9 +82,10 @@ class BenefitTrial {
   std::vector<double> block_;              // of the side under way
   double first_ = 0;                       // the pair's first side
   std::vector<double> logs_, ons_, offs_;  // of the trial's pairs
-  uint64_t held_ = 0, hold_ = 0, drift_hold_ = 0;
-  double usual_ = 0, recent_ = 0;  // seconds of a held step: at the decision, of late
-  double possible_ = 0;            // of steps without it, moving average
+  uint64_t held_ = 0, hold_ = 0, drift_hold_ = 0, leap_hold_ = 0;
+  int agreed_ = 0;                               // trials in a row that gave the answer before
+  double usual_ = 0, squares_ = 0, recent_ = 0;  // seconds of a held step: at the decision, their squares, of late
+  double possible_ = 0;                          // of steps without it, moving average
   uint64_t possible_steps_ = 0;
   std::vector<TrialResult> results_;
 };

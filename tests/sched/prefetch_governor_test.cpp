@@ -267,16 +267,42 @@ TEST(Trial, ADriftBringsTheNextForward) {
   EXPECT_TRUE(course.trial.on());
 }
 
-// Three pairs of six steps at 1.3 lose 7.2 steps, with what is not seen: a hundredth of 720.
+// Three pairs of six steps at 1.3 lose 7.2 steps, with what is not seen: half a hundredth of 1,440.
 TEST(Trial, ASmallDriftWaitsUntilTheLastTrialIsPaidFor) {
   Course course;
   course.with = 1.3;
   course.run(40 + 64);
   course.without = 1.4, course.with = 1.3;
-  course.run(400);
+  course.run(1000);
   EXPECT_FALSE(course.trial.trying());
-  course.run(720 - 400 - 64 + 40);
+  course.run(1440 - 1000 - 64 + 40);
   EXPECT_TRUE(course.trial.trying() || course.trial.trials() == 2);
+}
+
+TEST(Trial, EachAgreementMakesDriftsWaitLonger) {
+  Course course;
+  course.with = 1.01;  // lost: 18 steps of 0.11, half a hundredth of 396; held for 660
+  course.run(40 + 660 + 36);
+  ASSERT_EQ(course.trial.trials(), 2u);  // 792 from now on, or 198 for a leap
+  course.run(64);
+  course.without = 2, course.with = 2.1;
+  course.run(198 - 64 - 1);
+  EXPECT_FALSE(course.trial.trying()) << "twice as long a step, which was tried at once after the first answer";
+  course.run(2);
+  EXPECT_TRUE(course.trial.trying());
+}
+
+TEST(Trial, ScatterIsNotADrift) {
+  TrialOptions options;
+  for (const double noise : {0., options.noise}) {
+    options.noise = noise;
+    BenefitTrial trial(options);
+    for (int i = 0; i < 40; ++i) trial.add(trial.on() ? 2 : 1);
+    // A disk that others use: steps of 1 and 4 by turns, 1.5 from their mean; four errors of the means are 1.51.
+    for (int i = 0; i < 100; ++i) trial.add(i % 2 ? 4 : 1);
+    for (int i = 0; i < 12; ++i) trial.add(5);  // the mean of late is 1.35 above the usual 2.5, more than half
+    EXPECT_EQ(trial.trying(), noise == 0);
+  }
 }
 
 TEST(Trial, DriftInTimeFavoursNeither) {

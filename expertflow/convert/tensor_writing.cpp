@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "expertflow/base/errors.h"
-#include "expertflow/base/output_file.h"
 #include "expertflow/weights/load.h"
 
 namespace ef {
@@ -100,11 +99,6 @@ class Converter {
   AlignedBuffer in_, out_;
 };
 
-bool same_file(const fs::path& a, const fs::path& b) {
-  std::error_code error;
-  return fs::equivalent(a, b, error) && !error;
-}
-
 }  // namespace
 
 void write_tensors(const std::vector<OutTensor>& tensors, CheckpointWriter& writer, ThreadPool& pool,
@@ -123,27 +117,6 @@ void write_tensors(const std::vector<OutTensor>& tensors, CheckpointWriter& writ
     if (errors) errors->push_back(error);
   }
   writer.finish();
-}
-
-void check_output_file(const Checkpoint& source, const fs::path& out, bool force) {
-  for (int i = 0; i < source.directory.file_count(); ++i)
-    for (const fs::path& written : {out, partial_of(output_target(out))})
-      EF_CHECK(!same_file(source.directory.file(i).name(), written), ConfigError,
-               "{}: expected another file than the source's, found the same", written.string());
-  std::error_code error;
-  const bool exists = fs::exists(out, error);
-  EF_CHECK(
-      !exists || out.extension() == ".gguf" || !same_file(source.path, fs::absolute(output_target(out)).parent_path()),
-      ConfigError, "{}: expected another file than one of the source's folder", out.string());
-  EF_CHECK(!fs::is_directory(out, error), ConfigError, "{}: expected the name of a file to write, found a folder",
-           out.string());
-  EF_CHECK(!is_output_stream(out), ConfigError, "{}: expected the name of a file to write, found a device or a pipe",
-           out.string());
-  EF_CHECK(force || !exists, ConfigError,
-           "{}: expected a file that does not exist yet, found one: give --force to replace it", out.string());
-  const fs::path folder = out.has_parent_path() ? out.parent_path() : fs::path(".");
-  EF_CHECK(fs::is_directory(folder), ConfigError, "{}: expected a folder to write into, found none at {}", out.string(),
-           folder.string());
 }
 
 void check_output_folder(const fs::path& out) {

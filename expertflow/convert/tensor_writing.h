@@ -29,8 +29,6 @@ void write_tensors(const std::vector<OutTensor>& tensors, CheckpointWriter& writ
 
 uint64_t planned_bytes(const OutTensor& tensor);
 
-/// ConfigError unless `out` can be written: not a file of the source, no folder, and existing only if `force`.
-void check_output_file(const Checkpoint& source, const std::filesystem::path& out, bool force);
 /// ConfigError unless `out` does not exist or is an empty folder.
 void check_output_folder(const std::filesystem::path& out);
 

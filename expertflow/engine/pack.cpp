@@ -40,15 +40,7 @@ void check_target(const PackOptions& o, const Checkpoint& source) {
   EF_CHECK(!source.packed, ConfigError, "pack: {}: expected a checkpoint, found a packed file ({})", o.model.string(),
            source.packed->layouts());
   EF_CHECK(!o.out.empty(), ConfigError, "pack: --output: expected a file to write, found none");
-  std::error_code error;
-  for (int i = 0; i < source.directory.file_count(); ++i)
-    for (const fs::path& written : {o.out, partial_of(output_target(o.out))})
-      EF_CHECK(!fs::equivalent(written, source.directory.file(i).name(), error), ConfigError,
-               "pack: {}: is a file of the model itself", written.string());
-  if (!fs::exists(o.out, error)) return;
-  EF_CHECK(fs::is_regular_file(o.out, error), ConfigError, "pack: {}: expected a file to write, found something else",
-           o.out.string());
-  EF_CHECK(o.force, ConfigError, "pack: {}: exists already; --force replaces it", o.out.string());
+  check_output_file(source, o.out, o.force);
 }
 
 std::function<MatrixLayout(Format)> chosen_layout(const std::string& name) {

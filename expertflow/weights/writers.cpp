@@ -19,6 +19,11 @@ namespace {
 namespace fs = std::filesystem;
 using Type = GgufValue::Type;
 
+bool same_file(const fs::path& a, const fs::path& b) {
+  std::error_code error;
+  return fs::equivalent(a, b, error) && !error;
+}
+
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 /// A directory entry survives a crash only once its folder is flushed; filesystems that cannot do this are left alone.
@@ -355,6 +360,27 @@ class SafetensorsWriter final : public StreamingWriter {
 };
 
 }  // namespace
+
+void check_output_file(const Checkpoint& source, const fs::path& out, bool force) {
+  for (int i = 0; i < source.directory.file_count(); ++i)
+    for (const fs::path& written : {out, partial_of(output_target(out))})
+      EF_CHECK(!same_file(source.directory.file(i).name(), written), ConfigError,
+               "{}: expected another file than the source's, found the same", written.string());
+  std::error_code error;
+  const bool exists = fs::exists(out, error);
+  EF_CHECK(
+      !exists || out.extension() == ".gguf" || !same_file(source.path, fs::absolute(output_target(out)).parent_path()),
+      ConfigError, "{}: expected another file than one of the source's folder", out.string());
+  EF_CHECK(!fs::is_directory(out, error), ConfigError, "{}: expected the name of a file to write, found a folder",
+           out.string());
+  EF_CHECK(!is_output_stream(out), ConfigError, "{}: expected the name of a file to write, found a device or a pipe",
+           out.string());
+  EF_CHECK(force || !exists, ConfigError,
+           "{}: expected a file that does not exist yet, found one: give --force to replace it", out.string());
+  const fs::path folder = out.has_parent_path() ? out.parent_path() : fs::path(".");
+  EF_CHECK(fs::is_directory(folder), ConfigError, "{}: expected a folder to write into, found none at {}", out.string(),
+           folder.string());
+}
 
 std::unique_ptr<CheckpointWriter> make_gguf_writer(const fs::path& file, const GgufMetadata& metadata) {
   return std::make_unique<GgufWriter>(file, metadata);

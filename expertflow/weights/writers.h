@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "expertflow/weights/checkpoint.h"
 #include "expertflow/weights/gguf.h"
 #include "expertflow/weights/tensor_directory.h"
 
@@ -27,6 +28,10 @@ class CheckpointWriter {
   /// renamed).
   virtual void finish() = 0;
 };
+
+/// ConfigError unless a model made of `source` can be written to the file `out`: not over a file of the source or its
+/// folder, no folder or device, and over an existing file only if `force`.
+void check_output_file(const Checkpoint& source, const std::filesystem::path& out, bool force);
 
 /// One GGUF v3 file with the given metadata: general.alignment honoured, split.* keys left out (the file is whole).
 /// Names have less than 64 bytes, as ggml demands. Formats that GGUF lacks are refused.

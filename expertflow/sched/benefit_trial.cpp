@@ -83,7 +83,8 @@ void BenefitTrial::judge() {
   for (const double v : logs_) squares += (v - mean) * (v - mean);
   const double error = n > 1 ? std::sqrt(squares / (n - 1) / n) : 0;
   const double wanted = std::log1p(-options_.gain);
-  if (pair_ >= options_.least_pairs && mean + options_.clear * error < wanted) return decide(true, mean, error);
+  const double clear = options_.clear * (1 + 2 / std::max(n - 1, 1.));
+  if (pair_ >= options_.least_pairs && mean + clear * error < wanted) return decide(true, mean, error);
   const bool clearly_off = pair_ >= options_.least_pairs && mean - options_.clear_off * error > wanted;
   if (clearly_off || pair_ >= options_.most_pairs) decide(false, mean, error);
 }
@@ -113,7 +114,7 @@ void BenefitTrial::conclude(TrialResult result) {
 
 // The first steps after a decision say what is usual, and how much steps differ; later ones may depart from it.
 bool BenefitTrial::drifted(double seconds) {
-  constexpr double kUsual = 32, kRecent = 16;
+  constexpr double kUsual = 96, kRecent = 32;  // a text's own turns are shorter
   if (double(held_) <= kUsual) {
     usual_ += seconds / kUsual;
     squares_ += seconds * seconds / kUsual;

@@ -258,11 +258,11 @@ TEST(Trial, WhatCannotBeToldApartIsOff) {
 TEST(Trial, ADriftBringsTheNextForward) {
   Course course;
   course.with = 1.3;
-  course.run(40 + 64);
+  course.run(40 + 192);
   EXPECT_FALSE(course.trial.trying());
   course.without = 2, course.with = 1.5;  // the link has become slower
-  course.run(16);
-  EXPECT_TRUE(course.trial.trying()) << "192 steps before its time";
+  course.run(32);
+  EXPECT_TRUE(course.trial.trying()) << "2,176 steps before its time";
   course.run(36);
   EXPECT_TRUE(course.trial.on());
 }
@@ -271,11 +271,11 @@ TEST(Trial, ADriftBringsTheNextForward) {
 TEST(Trial, ASmallDriftWaitsUntilTheLastTrialIsPaidFor) {
   Course course;
   course.with = 1.3;
-  course.run(40 + 64);
+  course.run(40 + 96);
   course.without = 1.4, course.with = 1.3;
   course.run(1000);
   EXPECT_FALSE(course.trial.trying());
-  course.run(1440 - 1000 - 64 + 40);
+  course.run(1440 - 1000 - 96 + 40);
   EXPECT_TRUE(course.trial.trying() || course.trial.trials() == 2);
 }
 
@@ -284,9 +284,9 @@ TEST(Trial, EachAgreementMakesDriftsWaitLonger) {
   course.with = 1.01;  // lost: 18 steps of 0.11, half a hundredth of 396; held for 660
   course.run(40 + 660 + 36);
   ASSERT_EQ(course.trial.trials(), 2u);  // 792 from now on, or 198 for a leap
-  course.run(64);
+  course.run(96);
   course.without = 2, course.with = 2.1;
-  course.run(198 - 64 - 1);
+  course.run(198 - 96 - 1);
   EXPECT_FALSE(course.trial.trying()) << "twice as long a step, which was tried at once after the first answer";
   course.run(2);
   EXPECT_TRUE(course.trial.trying());
@@ -298,9 +298,9 @@ TEST(Trial, ScatterIsNotADrift) {
     options.noise = noise;
     BenefitTrial trial(options);
     for (int i = 0; i < 40; ++i) trial.add(trial.on() ? 2 : 1);
-    // A disk that others use: steps of 1 and 4 by turns, 1.5 from their mean; four errors of the means are 1.51.
-    for (int i = 0; i < 100; ++i) trial.add(i % 2 ? 4 : 1);
-    for (int i = 0; i < 12; ++i) trial.add(5);  // the mean of late is 1.35 above the usual 2.5, more than half
+    // A disk that others use: one step of four is 13, the others 1; their deviation is 5.2, four errors of means 3.4.
+    for (int i = 0; i < 200; ++i) trial.add(i % 4 ? 1 : 13);
+    for (int i = 0; i < 32; ++i) trial.add(8);  // the mean of late is 2.5 above the usual 4, more than half
     EXPECT_EQ(trial.trying(), noise == 0);
   }
 }

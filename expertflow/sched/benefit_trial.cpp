@@ -83,7 +83,7 @@ void BenefitTrial::judge() {
   for (const double v : logs_) squares += (v - mean) * (v - mean);
   const double error = n > 1 ? std::sqrt(squares / (n - 1) / n) : 0;
   const double wanted = std::log1p(-options_.gain);
-  const double clear = options_.clear * (1 + 2 / std::max(n - 1, 1.));
+  const double clear = options_.clear * (pair_ < 5 ? 1.5 : 1);
   if (pair_ >= options_.least_pairs && mean + clear * error < wanted) return decide(true, mean, error);
   const bool clearly_off = pair_ >= options_.least_pairs && mean - options_.clear_off * error > wanted;
   if (clearly_off || pair_ >= options_.most_pairs) decide(false, mean, error);

@@ -14,7 +14,9 @@ struct TrialOptions {
   int block = 6;        ///< steps of one side of a pair; the first is not counted
   int least_pairs = 3;  ///< before a clear answer is believed
   int most_pairs = 8;   ///< after which it is off: what a trial evicts makes the steps without it slower, too
-  double clear = 2.5;   ///< standard errors that the mean of the log ratios must be below "as before" to be on
+  /// Standard errors that the mean of the log ratios must be below "as before" to be on; half as many again of fewer
+  /// than five pairs, which may agree by chance.
+  double clear = 2.5;
   /// Above it, to be off: a wrong "off" costs a gain until the next trial, no more; more pairs where it harms cost
   /// time.
   double clear_off = 0.5;

@@ -83,7 +83,7 @@ void BenefitTrial::judge() {
   for (const double v : logs_) squares += (v - mean) * (v - mean);
   const double error = n > 1 ? std::sqrt(squares / (n - 1) / n) : 0;
   const double wanted = std::log1p(-options_.gain);
-  const double clear = options_.clear * (pair_ < 5 ? 1.5 : 1);
+  const double clear = options_.clear * (1 + std::max(0., 5 - n) / 2);
   if (pair_ >= options_.least_pairs && mean + clear * error < wanted) return decide(true, mean, error);
   const bool clearly_off = pair_ >= options_.least_pairs && mean - options_.clear_off * error > wanted;
   if (clearly_off || pair_ >= options_.most_pairs) decide(false, mean, error);
@@ -94,7 +94,7 @@ void BenefitTrial::decide(bool on, double mean, double error) {
   hold_ = same ? std::min(hold_ * 2, options_.most_hold) : options_.hold;
   // In steps: every block of the worse side took so much longer, or a standard error more.
   const double lost = (std::expm1(std::fabs(mean) + error) + options_.hidden_cost) * double(pair_ * options_.block);
-  hold_ = std::max(hold_, std::min(uint64_t(lost / options_.most_cost), options_.most_hold));
+  if (!on || same) hold_ = std::max(hold_, std::min(uint64_t(lost / options_.most_cost), options_.most_hold));
   agreed_ = same ? std::min(agreed_ + 1, 16) : 0;
   drift_hold_ = uint64_t(lost / options_.drift_cost) << agreed_;
   leap_hold_ = same ? drift_hold_ / 4 : 0;

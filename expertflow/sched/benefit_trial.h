@@ -14,8 +14,8 @@ struct TrialOptions {
   int block = 6;        ///< steps of one side of a pair; the first is not counted
   int least_pairs = 3;  ///< before a clear answer is believed
   int most_pairs = 8;   ///< after which it is off: what a trial evicts makes the steps without it slower, too
-  /// Standard errors that the mean of the log ratios must be below "as before" to be on; half as many again of fewer
-  /// than five pairs, which may agree by chance.
+  /// Standard errors that the mean of the log ratios must be below "as before" to be on; twice as many of three pairs,
+  /// 1.5 times as many of four: so few may agree by chance.
   double clear = 2.5;
   /// Above it, to be off: a wrong "off" costs a gain until the next trial, no more; more pairs where it harms cost
   /// time.
@@ -23,6 +23,7 @@ struct TrialOptions {
   double gain = 0.005;  ///< what on must save at least, as a share of a step
   uint64_t hold = 256;  ///< steps until the next trial; doubled whenever it gives the same answer
   uint64_t most_hold = 4096;
+  // What has just turned on is tried again after `hold`: a wrong "on" costs all the while.
   double most_cost = 0.003;  ///< of the time: what the trial may have lost is spread over the steps behind it
   /// Of a step with it, beyond what its own time shows: what it evicts is missing in the steps behind it, those without
   /// it of the same trial, too.

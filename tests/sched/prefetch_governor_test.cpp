@@ -204,6 +204,18 @@ TEST(Trial, TurnsOnWhatHelps) {
   EXPECT_TRUE(course.trial.on());
 }
 
+// On by chance, or while a text lasted: the steps behind it tell.
+TEST(Trial, WhatHasJustTurnedOnIsTriedAgainSoon) {
+  Course course;
+  course.with = 0.8;
+  course.run(40);
+  ASSERT_TRUE(course.trial.on());
+  course.with = 1.05;
+  course.run(256 + 36);
+  EXPECT_EQ(course.trial.trials(), 2u);
+  EXPECT_FALSE(course.trial.on());
+}
+
 TEST(Trial, HarmIsBoundedAndRarer) {
   Course course;
   course.with = 1.3;

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <unordered_set>
@@ -12,6 +14,7 @@
 #include "expertflow/base/errors.h"
 #include "expertflow/base/output_file.h"
 #include "expertflow/weights/checked.h"
+#include "expertflow/weights/packed.h"
 
 namespace ef {
 namespace {
@@ -22,6 +25,13 @@ using Type = GgufValue::Type;
 bool same_file(const fs::path& a, const fs::path& b) {
   std::error_code error;
   return fs::equivalent(a, b, error) && !error;
+}
+
+// What lies in a Hugging Face folder without being of it.
+bool is_result(const fs::path& file) {
+  std::array<char, kPackedMagic.size()> front{};
+  std::ifstream(file, std::ios::binary).read(front.data(), front.size());
+  return file.extension() == ".gguf" || std::string_view(front.data(), front.size()) == kPackedMagic;
 }
 
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
@@ -368,9 +378,8 @@ void check_output_file(const Checkpoint& source, const fs::path& out, bool force
                "{}: expected another file than the source's, found the same", written.string());
   std::error_code error;
   const bool exists = fs::exists(out, error);
-  EF_CHECK(
-      !exists || out.extension() == ".gguf" || !same_file(source.path, fs::absolute(output_target(out)).parent_path()),
-      ConfigError, "{}: expected another file than one of the source's folder", out.string());
+  EF_CHECK(!exists || is_result(out) || !same_file(source.path, fs::absolute(output_target(out)).parent_path()),
+           ConfigError, "{}: expected another file than one of the source's folder", out.string());
   EF_CHECK(!fs::is_directory(out, error), ConfigError, "{}: expected the name of a file to write, found a folder",
            out.string());
   EF_CHECK(!is_output_stream(out), ConfigError, "{}: expected the name of a file to write, found a device or a pipe",

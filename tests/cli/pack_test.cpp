@@ -44,6 +44,13 @@ TEST(CliPack, Refusals) {
   EXPECT_EQ(expertflow({"pack", "-q", hf("mixtral"), "-o", out, "--force"}).exit_code, 0);
   EXPECT_REFUSED(expertflow({"pack", "-q", out, "-o", folder.path / "twice"}), 2, "packed");
   EXPECT_REFUSED(expertflow({"quantize", out, folder.path / "q.gguf", "--type", "q8_0"}), 2, "packed", "mixtral");
+  // In the model's own folder a packed file may be replaced, what the folder needs may not.
+  const std::filesystem::path copy = folder.path / "m", config = copy / "config.json", own = copy / "own.packed";
+  std::filesystem::copy(hf("mixtral"), copy);
+  EXPECT_EQ(expertflow({"pack", "-q", copy, "-o", own}).exit_code, 0);
+  EXPECT_REFUSED(expertflow({"pack", "-q", copy, "-o", own}), 2, "--force");
+  EXPECT_EQ(expertflow({"pack", "-q", copy, "-o", own, "--force"}).exit_code, 0);
+  EXPECT_REFUSED(expertflow({"pack", "-q", copy, "-o", config, "--force"}), 2, "the source's folder");
   EXPECT_REFUSED(expertflow({"widen", "-q", out, folder.path / "wide", "2", "2"}), 2, "packed", "mixtral");
 }
 

@@ -97,7 +97,6 @@ void BenefitTrial::decide(bool on, double mean, double error) {
   if (!on || same) hold_ = std::max(hold_, std::min(uint64_t(lost / options_.most_cost), options_.most_hold));
   agreed_ = same ? std::min(agreed_ + 1, 16) : 0;
   drift_hold_ = uint64_t(lost / options_.drift_cost) << agreed_;
-  leap_hold_ = same ? drift_hold_ / 4 : 0;
   ++trials_;
   on_ = on;
   TrialResult result{steps_, on, pair_, median(ons_), median(offs_), std::exp(mean), std::exp(mean) * error, possible_};
@@ -127,7 +126,8 @@ bool BenefitTrial::drifted(double seconds) {
   const double variance = std::max(0., squares_ - usual_ * usual_) * (1 / kUsual + 1 / (2 * kRecent - 1));
   const double departed = std::fabs(recent_ - usual_), change = departed / usual_;
   if (departed <= options_.noise * std::sqrt(variance)) return false;
-  return (held_ >= drift_hold_ && change > options_.drift) || (held_ >= leap_hold_ && change > options_.leap);
+  const uint64_t leap_hold = agreed_ > 0 ? drift_hold_ / 4 : 0;
+  return (held_ >= drift_hold_ && change > options_.drift) || (held_ >= leap_hold && change > options_.leap);
 }
 
 }  // namespace ef

@@ -85,7 +85,7 @@ class BenefitTrial {
   std::vector<double> block_;              // of the side under way
   double first_ = 0;                       // the pair's first side
   std::vector<double> logs_, ons_, offs_;  // of the trial's pairs
-  uint64_t held_ = 0, hold_ = 0, drift_hold_ = 0, leap_hold_ = 0;
+  uint64_t held_ = 0, hold_ = 0, drift_hold_ = 0;
   int agreed_ = 0;                               // trials in a row that gave the answer before
   double usual_ = 0, squares_ = 0, recent_ = 0;  // seconds of a held step: at the decision, their squares, of late
   double possible_ = 0;                          // of steps without it, moving average

@@ -172,7 +172,7 @@ class Bar {
   }
 
   int run() {
-    measure(slow_, setting("BLOCKS", 60) / 3, {{"comparable", "16%", 1, true}});
+    measure(slow_, setting("BLOCKS", 60) * 2 / 3, {{"comparable", "16%", 1, true}});
     measure(fast_, setting("BLOCKS", 60),
             {{"saturated disk", "40%", 4},
              {"capped link", "40%", 2},

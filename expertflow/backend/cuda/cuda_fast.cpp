@@ -281,7 +281,7 @@ void Fast::routed(CudaStream& stream, const RoutedExpertsArgs& a, Way way) const
 
 int Fast::tune(CudaStream& stream, std::span<const LinearArgs> products,
                std::span<const RoutedExpertsArgs> routed_kinds, const std::filesystem::path& file) {
-  static const std::vector<int64_t> kDense = {2, 3, 5, 9, 17, 25, 33, 49, 64}, kRouted = {2, 3, 5, 9, 16, 32, 64, 128};
+  static const std::vector<int64_t> kDense = {2, 3, 5, 9, 16, 24, 32, 48, 64}, kRouted = {2, 3, 5, 9, 16, 32, 64, 128};
   if (!file.empty()) tuning_.read(file);
   int measured = 0;
   const auto within = [](const std::vector<int64_t>& candidates, int64_t rows) {

@@ -77,6 +77,7 @@ class CudaStream final : public Stream {
     uint64_t key;
     cudaGraphExec_t exec;
   };
+  cudaGraphExec_t end_capture();
   void drop_graphs() noexcept;
   void finish();
 

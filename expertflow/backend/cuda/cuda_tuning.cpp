@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -67,10 +68,18 @@ bool Tuning::write(const std::filesystem::path& file) const {
 
 int64_t crossover(const std::vector<int64_t>& candidates, const std::function<double(int64_t)>& few,
                   const std::function<double(int64_t)>& many) {
-  int64_t from = candidates.back() + 1;
-  for (size_t i = candidates.size(); i-- > 0;) {
-    if (many(candidates[i]) > few(candidates[i])) break;
-    from = candidates[i];
+  // What either way loses beside the better one; one time that was disturbed moves the sum by its own loss alone.
+  double lost = 0;  // with `many` from the first candidate on
+  std::vector<double> gain;
+  for (const int64_t rows : candidates) {
+    const double a = few(rows), b = many(rows), best = std::min(a, b);
+    gain.push_back(std::min(b / best, 2.) - std::min(a / best, 2.)), lost += std::min(b / best, 2.);
+  }
+  double least = lost;
+  int64_t from = candidates.front();
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    lost -= gain[i];
+    if (lost < least) least = lost, from = i + 1 < candidates.size() ? candidates[i + 1] : candidates.back() + 1;
   }
   return from;
 }

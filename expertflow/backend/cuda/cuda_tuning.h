@@ -41,8 +41,8 @@ class Tuning {
   std::map<std::string, int64_t> rows_;
 };
 
-/// The least of the candidates (ascending) from which on `many` is never slower than `few`, by seconds for so many
-/// rows; the last candidate plus one if there is none.
+/// The candidate (ascending) from which on to take `many`, by seconds for so many rows: where least is lost beside the
+/// better of both, over all candidates. The last candidate plus one: never.
 int64_t crossover(const std::vector<int64_t>& candidates, const std::function<double(int64_t)>& few,
                   const std::function<double(int64_t)>& many);
 

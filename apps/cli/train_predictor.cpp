@@ -99,7 +99,9 @@ std::string judge(const TrainCommand& o, Engine& engine, int distance, const std
   std::vector<std::string> names;
   std::vector<std::vector<RecallTable>> tables;
   RecallOptions options;
-  options.window = std::min<int64_t>(1024, engine.context_length()), options.most = o.eval_tokens;
+  options.most = o.eval_tokens;
+  const int64_t longest = std::min<int64_t>(1024, engine.context_length()), windows = (o.eval_tokens - 1) / longest + 1;
+  options.window = (o.eval_tokens - 1) / windows + 1;
   for (const NamedText& text : held_out) {
     Progress progress("judging on " + text.name, o.common.quiet, "tokens");
     names.push_back(text.name);

@@ -199,6 +199,7 @@ void Session::read() {
     self->record().status = self->stream_.status;
     if (self->stream_.status == 200) self->take();
     if (self->stream_.ended || error) {
+      if (self->stream_.status < 100) return self->done("no answer of HTTP");
       if (self->stream_.status != 200)
         return self->done(fmt::format("status {}: {}", self->stream_.status, self->stream_.body.substr(0, 300)));
       return self->done(self->saw_end_ ? "" : "the stream broke off");

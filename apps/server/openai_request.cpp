@@ -45,7 +45,10 @@ class Fields {
     const Json* v = find(name);
     if (!v) return otherwise;
     if (!v->is_number()) refuse(name, "{}: expected a number, found {}", name, dump(*v));
-    return v->get<float>();
+    const double value = v->get<double>();
+    if (!(std::abs(value) <= double(std::numeric_limits<float>::max())))
+      refuse(name, "{}: expected a number of 32 bits, found {}", name, dump(*v));
+    return float(value);
   }
   std::string text(const char* name, const std::string& otherwise) const {
     const Json* v = find(name);
@@ -142,8 +145,9 @@ void read_common(const Fields& f, const ServedModel& model, int64_t default_toke
       refuse("stop_token_ids", "stop_token_ids: at most {} ids, found {}", kMostStopTokens, ids->size());
     for (const Json& id : *ids) c.stop_token_ids.push_back(token_id(id, "stop_token_ids"));
   }
+  c.max_tokens = f.integer("n_predict", default_tokens, -1, INT64_MAX);
   c.max_tokens =
-      f.integer("max_completion_tokens", f.integer("max_tokens", default_tokens, -1, INT64_MAX), -1, INT64_MAX);
+      f.integer("max_completion_tokens", f.integer("max_tokens", c.max_tokens, -1, INT64_MAX), -1, INT64_MAX);
   c.ignore_eos = f.boolean("ignore_eos");
   c.use_prefix_cache = f.boolean("cache_prompt", true);
   r.n = int(f.integer("n", 1, 1, kMostAnswers));
@@ -155,8 +159,10 @@ void read_common(const Fields& f, const ServedModel& model, int64_t default_toke
     if (!options->is_object()) refuse("stream_options", "stream_options: expected an object");
     r.include_usage = Fields(*options).boolean("include_usage");
   }
-  for (const char* name : {"grammar", "guided_regex", "guided_grammar", "guided_choice", "guided_json"})
+  for (const char* name : {"grammar", "guided_regex", "guided_grammar", "guided_choice", "guided_json", "json_schema",
+                           "structured_outputs"})
     if (f.find(name)) refuse(name, "{}: not supported; use response_format", name);
+  if (f.integer("min_tokens", 0, 0, INT64_MAX) > 0) refuse("min_tokens", "min_tokens: not supported");
 }
 
 Json template_input_messages(const Json& body) {
@@ -174,7 +180,11 @@ Json template_input_messages(const Json& body) {
     if (content != m.end() && content->is_array()) {
       std::string text;
       for (const Json& part : *content) {
-        if (!part.is_object() || part.value("type", Json("")) != "text" || !part.value("text", Json()).is_string())
+        const bool texts = part.is_object() && part.value("type", Json("")) == "text";
+        if (texts && !part.value("text", Json()).is_string())
+          refuse(where + ".content", "{}.content: expected a string as the part's \"text\", found {}", where,
+                 dump(part.value("text", Json())));
+        if (!texts)
           refuse(where + ".content", "{}.content: this model takes text alone, found a part {}", where,
                  dump(part.is_object() ? part.value("type", Json()) : part));
         text += (text.empty() ? "" : "\n") + part["text"].get<std::string>();

@@ -107,16 +107,24 @@ int serve(const ModelSources& sources, const ServerOptions& options, const Log& 
   // Requests are answered (with 503) meanwhile, and a signal ends it.
   std::thread loader([&] {
     try {
-      api.set_model(load_served_model(sources, options, log, make_engine));
+      auto model = load_served_model(sources, options, log, make_engine);
+      loaded = true;  // before a request can be taken: from then on a signal waits for answers
+      api.set_model(std::move(model));
       log.info("ready: http://{}:{}", options.host, server.port());
     } catch (...) {
       failure = std::current_exception();
+      loaded = true;
     }
-    loaded = true;
   });
   constexpr int kLook = 50;
   bool asked = false;
-  while (!loaded) asked |= signals.wait(kLook);
+  while (!loaded && !asked) asked = signals.wait(kLook);
+  if (!loaded) {
+    // No answer is under way and nothing has to be kept: what may take minutes is not waited for.
+    log.info("stopped while loading the model");
+    api.end_traces(std::chrono::seconds(1));
+    _exit(0);
+  }
   loader.join();
   if (failure) std::rethrow_exception(failure);
   if (!asked) signals.wait(-1);

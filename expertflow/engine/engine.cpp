@@ -191,7 +191,11 @@ void Engine::wire_foresight() {
   if (!tiers_->tier) return;
   ExpertCache& cache = tiers_->tier->cache();
   ForesightOptions options = foresight_options(options_, config(), cache.geometry(), cache.pool_bytes());
-  if (cache.pool_bytes() >= cache.geometry().total_footprint()) return;
+  const bool room = cache.pool_bytes() >= cache.geometry().total_footprint();
+  if (options_.async_prefetch == "on" && (room || options.governor.mode == PrefetchMode::kOff))
+    log_.info("--async-prefetch on: nothing is read ahead: {}",
+              room ? "every expert finds room" : "--prediction-horizon is 0");
+  if (room) return;
   if (cache.wants_scores()) tiers_->scores = std::make_unique<ScoreWatch>(config(), cache);
   if (options.governor.mode == PrefetchMode::kOff) return;
   tiers_->tier->calibrate();
@@ -328,7 +332,8 @@ ExpertStats Engine::expert_stats() const {
   uint64_t experts_in_all = 0;
   for (const LayerConfig& layer : config().layers)
     experts_in_all += layer.sparse ? uint64_t(config().router.experts) : 0;
-  stats.all_resident = cache.residents >= experts_in_all;
+  stats.all_resident =
+      cache.residents >= experts_in_all || cache.pool_bytes >= tiers_->tier->cache().geometry().total_footprint();
   stats.cache_utilization = double(cache.bytes_in_use) / double(cache.pool_bytes);
   if (tiers_->foresight) stats.foresight = tiers_->foresight->stats();
   stats.layers = cache.layers;

@@ -42,7 +42,7 @@ struct ExpertStats {
   uint64_t ahead = 0, ahead_used = 0, ahead_late = 0, ahead_wasted = 0, ahead_cancelled = 0;
   uint64_t ahead_bytes = 0, wasted_bytes = 0;  ///< read ahead; of them and of what was cancelled, never used
   uint64_t ahead_used_bytes = 0;               ///< read ahead and there when asked for
-  bool all_resident = false;                   ///< the fast tier holds every expert
+  bool all_resident = false;                   ///< the fast tier holds every expert, or has room for it
   double cache_utilization = 1;                ///< share of the fast tier that holds experts
   std::optional<ForesightStats> foresight;     ///< nothing where there is nothing to look ahead for
   std::vector<LayerCacheStats> layers;         ///< by LayerId; empty where every expert is resident

@@ -61,7 +61,7 @@ std::vector<MetricHealth> health_of(const ExpertMetrics& m) {
        usual > 0 ? kSlowest * usual : kNone, true,
        missed
            ? "cold experts make steps uneven: give experts more memory, or take other load off what they are read from"
-           : "all experts are in memory: look for other load on this machine's processors"}};
+           : "all experts have room in memory: look for other load on this machine's processors"}};
   for (MetricHealth& metric : all) {
     // What is out of range by what has been, and cannot come again, needs nothing done.
     const bool judged = metric.value.has_value() && m.hits + m.misses >= kEnough && !metric.advice.empty();

@@ -46,7 +46,7 @@ struct ExpertMetrics {
   std::optional<double> p50_latency, p95_latency;
 
   // What decides which advice can help.
-  bool all_resident = false;  ///< every expert is in the fast tier: none is missed, evicted or read ahead any more
+  bool all_resident = false;  ///< the fast tier has room for every expert: none is missed twice, evicted or read ahead
   bool reads_ahead = true;    ///< guessed experts may be read ahead
   int distance = 0;           ///< MoE layers that are looked ahead; 0: not known
 

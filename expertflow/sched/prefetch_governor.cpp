@@ -166,7 +166,7 @@ void PrefetchGovernor::choose(std::span<const PrefetchCandidate> candidates, uin
 void PrefetchGovernor::drop(ExpertKey key) {
   const auto it = issued_.find(key);
   if (it == issued_.end()) return;
-  --stats_.issued;
+  --stats_.issued, ++stats_.over_share;
   stats_.issued_bytes -= it->second.bytes;
   issued_.erase(it);
 }

@@ -97,8 +97,12 @@ bool Builder::key(string_t& name) {
 
 BoundedJson read_bounded_json(std::string_view text, const StopCheck& stop) {
   Builder builder(stop);
+  // A NUL would end the text for the parser; none may be in JSON.
+  const size_t end = std::min(text.find('\0'), text.size());
   const bool read = Json::sax_parse(text, &builder);
-  return builder.take(read);
+  BoundedJson out = builder.take(read);
+  if (read && end < text.size()) out.error = fmt::format("is not valid JSON: byte {} is NUL", end);
+  return out;
 }
 
 }  // namespace ef

@@ -72,14 +72,10 @@ class Builder {
     EF_CHECK(s.is_object(), RequestError, "{}: expected a schema, found {}", where, s.type_name());
     if (s.contains("$ref")) return refer(s, where);
     if (s.contains("enum") || s.contains("const")) return constants(s, where);
-    for (const char* key : {"anyOf", "oneOf"})
+    EF_CHECK(!s.contains("allOf") || s["allOf"].size() == 1, RequestError, "{}.allOf: expected a list of one schema",
+             where);
+    for (const char* key : {"anyOf", "oneOf", "allOf"})
       if (s.contains(key)) return any(s, key, where, depth);
-    if (s.contains("allOf")) {
-      EF_CHECK(s["allOf"].is_array() && s["allOf"].size() == 1, RequestError, "{}.allOf: expected a list of one schema",
-               where);
-      known(s, where, {"allOf", "type"});
-      return schema(s["allOf"][0], where + ".allOf[0]", depth + 1);
-    }
     if (!s.contains("type")) return untyped(s, where, depth);
     const Json& type = s["type"];
     if (type.is_string()) return typed(s, type.get<std::string>(), where, depth);
@@ -95,7 +91,7 @@ class Builder {
           {"string", {"minLength", "maxLength", "format"}},
           {"integer", {"minimum"}}};
       for (const auto& [name, keys] : kOf)
-        if (name != one.get<std::string>())
+        if (name != one.get<std::string>() && !(name == "integer" && one == "number"))
           for (const char* key : keys) single.erase(key);
       alternatives.push_back(typed(single, one.get<std::string>(), where, depth));
     }
@@ -185,12 +181,28 @@ class Builder {
     return g_.choice(std::move(alternatives));
   }
 
+  // Whether all types of the schema are among these.
+  static bool within(const Json& schema, const Json& types) {
+    const Json of = schema.is_object() ? schema.value("type", Json()) : Json();
+    const auto allowed = [&](const Json& one) {
+      return one == types || (types.is_array() && std::find(types.begin(), types.end(), one) != types.end());
+    };
+    const auto fits = [&](const Json& one) {
+      return one.is_string() && (allowed(one) || (one == "integer" && allowed("number")));
+    };
+    return of.is_array() ? std::all_of(of.begin(), of.end(), fits) : fits(of);
+  }
+
   Sequence any(const Json& s, const char* key, const std::string& where, int depth) {
     known(s, where, {key, "type"});
     EF_CHECK(s[key].is_array() && !s[key].empty(), RequestError, "{}.{}: expected a list of schemas", where, key);
     std::vector<Sequence> alternatives;
-    for (size_t i = 0; i < s[key].size(); ++i)
-      alternatives.push_back(schema(s[key][i], fmt::format("{}.{}[{}]", where, key, i), depth + 1));
+    for (size_t i = 0; i < s[key].size(); ++i) {
+      const std::string place = fmt::format("{}.{}[{}]", where, key, i);
+      EF_CHECK(!s.contains("type") || within(s[key][i], s["type"]), RequestError,
+               "{}: beside \"type\", expected a schema of such a type", place);
+      alternatives.push_back(schema(s[key][i], place, depth + 1));
+    }
     return g_.choice(std::move(alternatives));
   }
 
@@ -240,7 +252,10 @@ class Builder {
     // The 29th to 31st are left out: whether they exist depends on the month.
     const auto day = [&] { return g_.choice({two("0", '1', '9'), two("1", '0', '9'), two("2", '0', '8')}); };
     const auto hour = [&] { return g_.choice({two("01", '0', '9'), two("2", '0', '3')}); };
-    const auto date = [&] { return digits(4) + g_.literal("-") + month() + g_.literal("-") + day(); };
+    // Not the year 0000, which most readers refuse.
+    const auto date = [&] {
+      return g_.bytes(range('1', '9')) + digits(3) + g_.literal("-") + month() + g_.literal("-") + day();
+    };
     const auto time = [&] {
       const auto sixty = two("012345", '0', '9');
       return hour() + g_.literal(":") + sixty + g_.literal(":") + sixty +

@@ -77,6 +77,7 @@ size_t top_p_count(std::vector<C>& kept, double share, Weight weight) {
 std::string SamplerConfig::problem() const {
   const auto within = [](float v, float low, float high) { return v >= low && v <= high; };
   if (!std::isfinite(temperature) || temperature > 100) return out_of_range("temperature", "at most 100", temperature);
+  if (top_k < -1) return out_of_range("top_k", "-1 or more", top_k);
   if (!within(top_p, 0, 1)) return out_of_range("top_p", "0 to 1", top_p);
   if (!within(min_p, 0, 1)) return out_of_range("min_p", "0 to 1", min_p);
   if (!(repetition_penalty > 0 && repetition_penalty <= 100)) {

@@ -54,6 +54,9 @@ TEST(Endpoints, E14_KeysGuardAllButHealth) {
   EXPECT_EQ(preflight.status, 204);
   EXPECT_EQ(preflight.headers.at("access-control-allow-origin"), "https://a.example");
   EXPECT_NE(preflight.headers.at("access-control-allow-headers").find("Authorization"), std::string::npos);
+  client.send(Client::request("OPTIONS", "/v1/completions", "",
+                              "Origin: https://a.example\r\nAccess-Control-Request-Headers: x-stainless-os\r\n"));
+  EXPECT_EQ(client.answer().headers.at("access-control-allow-headers"), "x-stainless-os");
 }
 
 TEST(Endpoints, AnEmptyKeyIsNoKey) {

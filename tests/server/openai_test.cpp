@@ -364,6 +364,10 @@ TEST(OpenAi, ParametersOutOfRangeAreNamed) {
                                 {"frequency_penalty", -3},
                                 {"response_format", "json"},
                                 {"best_of", 3},
+                                {"json_schema", {{"type", "null"}}},
+                                {"structured_outputs", {{"regex", "a"}}},
+                                {"min_tokens", 3},
+                                {"temperature", 1e308},
                                 {"max_tokens", 1e300}};
   for (const auto& [name, value] : bad) {
     Json body = chat_body("x", 4);
@@ -378,6 +382,10 @@ TEST(OpenAi, ParametersOutOfRangeAreNamed) {
     body[name] = nullptr;
   body["user"] = "somebody";
   EXPECT_EQ(shared_rig().post("/v1/chat/completions", body).status, 200);
+  body.erase("max_tokens"), body["n_predict"] = 2;
+  EXPECT_EQ(shared_rig().post("/v1/chat/completions", body).json()["usage"]["completion_tokens"], 2);
+  body["messages"] = {{{"role", "user"}, {"content", {{{"type", "text"}}}}}};
+  EXPECT_NE(shared_rig().post("/v1/chat/completions", body).body.find("part's \\\"text\\\""), std::string::npos);
 }
 
 TEST(OpenAi, AJsonSchemaIsMatched) {

@@ -17,6 +17,7 @@ TEST(BoundedJson, ReadsAsTheLibraryDoes) {
   }
   for (const char* text : {"", "{", "[1,]", "{\"a\" 1}", "nul", "[1] 2", "\"\xff\"", "1e999", "{\"a\":1}//"})
     EXPECT_EQ(read_bounded_json(text).error.find("is not valid JSON: "), 0u) << text;
+  EXPECT_EQ(read_bounded_json(std::string_view("[1]\0x", 5)).error, "is not valid JSON: byte 3 is NUL");
   EXPECT_TRUE(parse_bounded_json("[").is_discarded());
 }
 

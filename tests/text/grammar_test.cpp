@@ -93,11 +93,23 @@ TEST(Grammar, SchemasMayReferToThemselves) {
   EXPECT_FALSE(accepts(g, R"({"value": 1, "next": {"value": 2}})"));
 }
 
+TEST(Grammar, ATypeBesideAlternativesThatAgree) {
+  const auto any = of(R"({"type": ["number", "null"], "anyOf": [{"type": "integer"}, {"type": ["null", "number"]}]})");
+  for (const char* text : {"7", "1.5", "null"}) EXPECT_TRUE(accepts(any, text)) << text;
+  EXPECT_TRUE(accepts(of(R"({"type": "null", "allOf": [{"type": "null"}]})"), "null"));
+  EXPECT_FALSE(accepts(of(R"({"type": "string", "format": "date"})"), R"("0000-01-01")"));
+}
+
 TEST(Grammar, WhatCannotBeHonouredIsNamed) {
   const std::vector<std::pair<const char*, const char*>> bad{
       {R"({"type": "string", "pattern": "a"})", "pattern"},
       {R"({"type": "integer", "maximum": 3})", "maximum"},
       {R"({"type": "integer", "minimum": 3})", "minimum"},
+      {R"({"type": ["number", "null"], "minimum": 0})", "minimum"},
+      {R"({"type": "string", "anyOf": [{"type": "string"}, {"type": "integer"}]})", "anyOf[1]"},
+      {R"({"type": "object", "oneOf": [{"enum": [1]}]})", "oneOf[0]"},
+      {R"({"type": "string", "allOf": [{"type": ["string", "null"]}]})", "allOf[0]"},
+      {R"({"allOf": [{"type": "null"}, {"type": "null"}]})", "allOf"},
       {R"({"type": "thing"})", "thing"},
       {R"({"$ref": "#/$defs/none"})", "#/$defs/none"},
       {R"({"$ref": "http://x/y"})", "http://x/y"},

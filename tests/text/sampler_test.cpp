@@ -280,6 +280,7 @@ TEST(Sampler, ConfigErrorsNameFieldAndRange) {
             }),
             "logit_bias[5]: expected a number of at most 1e9, or -inf, found nan");
   EXPECT_EQ(problem([](auto& c) { c.top_k = -1; }), "");
+  EXPECT_EQ(problem([](auto& c) { c.top_k = -2; }), "top_k: expected -1 or more, found -2");
 
   SamplerConfig c = plain();
   c.logit_bias = {{4, 1.f}};

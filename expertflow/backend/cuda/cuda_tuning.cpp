@@ -68,11 +68,11 @@ bool Tuning::write(const std::filesystem::path& file) const {
 
 int64_t crossover(const std::vector<int64_t>& candidates, const std::function<double(int64_t)>& few,
                   const std::function<double(int64_t)>& many) {
-  // What either way loses beside the better one; one time that was disturbed moves the sum by its own loss alone.
+  // Times by the better one's, up to twice, so that one that was disturbed does not decide.
   double lost = 0;  // with `many` from the first candidate on
   std::vector<double> gain;
   for (const int64_t rows : candidates) {
-    const double a = few(rows), b = many(rows), best = std::min(a, b);
+    const double a = few(rows), b = many(rows), best = std::max(std::min(a, b), 1e-9);
     gain.push_back(std::min(b / best, 2.) - std::min(a / best, 2.)), lost += std::min(b / best, 2.);
   }
   double least = lost;

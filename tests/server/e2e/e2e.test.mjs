@@ -2,7 +2,8 @@
 import assert from "node:assert/strict";
 import {after, before, test} from "node:test";
 import OpenAI from "openai";
-import {metric, rawEvents, Server, settled} from "./server.mjs";
+import {spawn} from "node:child_process";
+import {binary, demoModel, metric, rawEvents, Server, settled} from "./server.mjs";
 
 const key = "e2e-key";
 const story = "Once upon a time there was a little girl who lived near the forest.";
@@ -214,4 +215,16 @@ test("SIGTERM in the middle of a stream", async () => {
   assert.equal(JSON.parse(events.at(-1)).usage.completion_tokens, 300);
   assert.equal(await code, 0);
   await assert.rejects(fetch(ending.url));
+});
+
+test("SIGTERM while experts are warmed up", async () => {
+  const slow = ["--port", "0", "--warmup", "tokens", "--io-limit", "1MB"];  // would take half a minute
+  const loading = spawn(binary, ["serve", "-m", demoModel, ...slow], {stdio: ["ignore", "ignore", "pipe"]});
+  const ended = new Promise((resolve) => loading.on("close", (code, signal) => resolve(code ?? signal)));
+  let log = "";
+  await new Promise((resolve) => loading.stderr.on("data", (text) => /listening/.test(log += text) && resolve()));
+  loading.kill("SIGTERM");
+  assert.equal(await ended, 0);
+  assert.match(log, /stopped while loading/);
+  assert.doesNotMatch(log, /ready/);
 });
